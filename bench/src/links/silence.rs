@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use whimbrel_lab::{
-    Attachment, Campus, Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Shape, Side, Site,
+    Attachment, Campus, Cut, Direction, FlowPair, Host, Join, Lab, Leave, MonoTime, PairOptions, Shape, Side, Site,
     SiteSpec, Whimbrel, Wire, wait_for,
 };
 
@@ -157,18 +157,19 @@ impl Laptop {
         self.wait_first()?;
         let before = self.newest()?;
         let cut = MonoTime::now();
-        self.host.leave(&self.first, how)?;
+        match how {
+            // The interface stays: to remove one holds the kernel's lock for longer than a hand-off takes.
+            Leave::Carrier => self.first.access()?.cut(Cut::Carrier)?,
+            _ => self.host.leave(&self.first, how)?,
+        }
         let moved = self.daemon.wait_event("moved", before, LONG)?;
         Ok(moved.monotonic_ms as f64 - cut.0 as f64 / 1e6)
     }
 
     /// Its first network works again, and is come back to.
-    fn come_back(&mut self, how: Leave) -> Result<()> {
+    fn come_back(&self) -> Result<()> {
         let before = self.newest()?;
-        match how {
-            Leave::Carrier => self.first = self.host.plug_in(&self.first)?,
-            _ => self.first.access()?.restore()?,
-        }
+        self.first.access()?.restore()?;
         self.daemon.wait_event("moved", before, LONG * 4)?;
         Ok(())
     }
@@ -221,8 +222,8 @@ fn delays_in(place: &mut Place, options: &Options, report: &mut Report) -> Resul
             eprintln!("{name}: {took:.1} ms");
             samples.push(took);
         }
-        for (name, laptop, how, _) in &mut laptops {
-            laptop.come_back(*how).map_err(|error| format!("{name}, on its way back: {error}"))?;
+        for (name, laptop, ..) in &laptops {
+            laptop.come_back().map_err(|error| format!("{name}, on its way back: {error}"))?;
         }
     }
     let default = format!("sh2_{}", DEFAULTS.1);

@@ -48,7 +48,7 @@ impl DhcpServer {
 const SCRIPT: &str = r#"#!/bin/sh
 case $1 in
 	deconfig) ip -4 addr flush dev "$interface" ;;
-	bound) ip addr replace "$ip/$mask" dev "$interface" && ip route replace default via "$router" metric 100 ;;
+	bound) ip addr replace "$ip/$mask" dev "$interface" && ip route replace default via "$router" dev "$interface" metric "$METRIC" ;;
 esac
 "#;
 
@@ -61,13 +61,18 @@ pub struct Lease {
 impl Lease {
     /// Asks for one on this interface, and waits until the host has `address`.
     pub fn take(host: &Host, interface: &str, address: Ipv4Addr, within: Duration) -> Result<Self> {
+        Self::take_with(host, interface, address, 100, within)
+    }
+
+    /// The same where the default route has another metric.
+    pub fn take_with(host: &Host, interface: &str, address: Ipv4Addr, metric: u32, within: Duration) -> Result<Self> {
         let script = host.dir().join(host.unique_label("udhcpc"));
         fs::write(&script, SCRIPT)
             .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
             .map_err(|e| Error::call("write", script.display().to_string(), e))?;
         // It gives the lease back when it ends.
         let command = host.command("busybox").args(["udhcpc", "-f", "-R", "-i", interface, "-s"]).arg(&script);
-        let process = command.label("udhcpc").spawn()?;
+        let process = command.env("METRIC", metric.to_string()).label("udhcpc").spawn()?;
         let wanted = format!("inet {address}/");
         wait_until(within, &format!("{} leases {address}", host.name()), || {
             host.ip_output(&format!("-4 addr show dev {interface}")).is_ok_and(|shown| shown.contains(&wanted))

@@ -1,5 +1,6 @@
 //! Networks that are not what they seem, beside one that works.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use whimbrel_ipc::EventRecord;
@@ -7,7 +8,9 @@ use whimbrel_ipc::EventRecord;
 use super::preferred::{is_reached_from, no_gaps};
 use super::world::{LONG, RATE, SOME, World, all_run, is_native, site, step};
 use super::{Scenario, scenario};
-use crate::{Cut, EchoServer, Join, Lab, MonoTime, Result, Side, expect};
+use crate::{
+    Cut, DhcpServer, EchoServer, Error, FlowPair, Join, Lab, Lease, MonoTime, PairOptions, Result, Side, expect,
+};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     scenario(
@@ -20,6 +23,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         "one-address-twice",
         "a second interface on another network gets the very address that the first one has, and loses it again",
         one_address_twice,
+    ),
+    scenario(
+        "dhcp-conflict",
+        "a network comes that the routes prefer, and its DHCP server gives an address that another host has there, then \
+         one of the network in use, then that of its gateway: what there was before stays and goes on",
+        dhcp_conflict,
     ),
 ];
 
@@ -62,6 +71,49 @@ fn answers_for_everything(lab: &mut Lab) -> Result<()> {
     // Not `World::finish`: the router resets what it gets in the moment before the daemon knows of it, by way of the
     // network that works, where that comes too late while something is sent.
     pair.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn dhcp_conflict(lab: &mut Lab) -> Result<()> {
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let (mut client, mut server) = world.daemons()?;
+    let mut pair = world.stream()?;
+    client.wait_introduced(&pair, LONG)?;
+    let first = world.at.v4.ok_or_else(|| Error::Usage("network a has no IPv4".into()))?;
+    let taken = Ipv4Addr::new(203, 0, 113, 77);
+    let other = lab.host("other")?;
+    other.join(&world.b.network, &Join { address_v4: Some(taken), v6: false, ..Join::by("wlan0") })?;
+    // So that the router has it in its cache: it asks nobody whose the address is.
+    let mut theirs = FlowPair::tcp(&other, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE / 8))?;
+    theirs.wait_progress(SOME / 8, LONG)?;
+    world.laptop.join(&world.b.network, &Join { v4: false, v6: false, ..Join::by("eth0") })?;
+    let [a, b, c, _] = first.octets();
+    for (address, what) in [
+        (taken, "that another host has"),
+        (Ipv4Addr::new(a, b, c, 77), "of the network in use"),
+        (Ipv4Addr::new(a, b, c, 1), "of its gateway"),
+    ] {
+        step(&format!("eth0 is given {address}, {what}"));
+        let (before, begun) = (client.status()?.newest_event, MonoTime::now());
+        // The server asks whether anybody has it: who sleeps does not answer.
+        other.sysctl("net.ipv4.conf.all.arp_ignore", "8")?;
+        let mut dhcp = DhcpServer::start(&world.b.network, address)?;
+        let lease = Lease::take_with(&world.laptop, "eth0", address, 50, LONG)?;
+        other.sysctl("net.ipv4.conf.all.arp_ignore", "0")?;
+        pair.wait_progress(LOOKED_AT, LONG)?;
+        no_gaps(&mut pair, begun, what)?;
+        expect!(is_reached_from(&client, first.into())?, "the server is not reached from {first}");
+        is_native(&client, Side::Client, &pair)?;
+        let there = |event: &EventRecord| event.kind == "moved" && event.fields["to"] == address.to_string();
+        expect!(!client.events(before)?.iter().any(there), "a hand-off to an address {what}");
+        expect!(dhcp.process().is_running(), "udhcpd has ended");
+        lease.release(LONG)?;
+        world.laptop.ip(["addr flush dev eth0".to_owned()])?;
+        dhcp.process().terminate(LONG)?;
+        pair.wait_progress(SOME, LONG)?;
+    }
+    world.finish(pair)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()
 }
