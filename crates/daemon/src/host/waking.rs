@@ -91,8 +91,8 @@ impl Host {
             return;
         }
         let mut said = 0;
-        // What is injected does not come by the device that a socket is bound to: the kernel would find none for it, and
-        // reset the connection.
+        // What is injected does not come by the device that a socket is bound to: the kernel would find none for it,
+        // and reset the connection.
         let hears = |socket: &&TcpSocket| socket.receives && socket.bound_interface == 0;
         for socket in flows.iter().filter_map(|flow| snapshot.get(flow)).filter(hears) {
             match self.injector.provoke_acknowledgement(&socket.flow, socket.snd_una, socket.rcv_nxt) {

@@ -236,6 +236,10 @@ impl Helpers {
                     let told = self.stops.stop(&section, *scope, socket, &scene);
                     self.told.extend(told);
                 }
+                // An answer that is injected does not come by its device, and would have the kernel reset it.
+                Kind::Program(_) if socket.bound_interface != 0 => {
+                    tracing::info!(flow = %situation.flow, "waits: what is bound to a device is not answered for");
+                }
                 Kind::Program(program) => helped.push((situation, section.name.clone(), program.clone())),
             }
         }
