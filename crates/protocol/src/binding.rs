@@ -37,6 +37,7 @@ pub(crate) mod handoff;
 mod install;
 mod keepalive;
 pub(crate) mod lead;
+mod mapping;
 mod masked;
 mod masks;
 mod mend;

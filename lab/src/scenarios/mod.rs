@@ -10,6 +10,7 @@ mod duplicated;
 mod fallback;
 mod families;
 mod faults;
+mod forgetful;
 mod gateway;
 mod handshake;
 mod helpers;
@@ -104,6 +105,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         stand_in::SCENARIOS,
         name_server::SCENARIOS,
         nats::SCENARIOS,
+        forgetful::SCENARIOS,
         unmoved::SCENARIOS,
         unnoticed::SCENARIOS,
         surroundings::SCENARIOS,
@@ -151,7 +153,11 @@ pub fn programs() -> impl Iterator<Item = &'static Scenario> {
 
 /// Those that take minutes; they are not part of the test suite.
 pub fn long() -> impl Iterator<Item = &'static Scenario> {
-    long_absence::SCENARIOS.iter().chain(random_events::LONG_SCENARIOS).chain(nats::LONG_SCENARIOS)
+    long_absence::SCENARIOS
+        .iter()
+        .chain(random_events::LONG_SCENARIOS)
+        .chain(nats::LONG_SCENARIOS)
+        .chain(forgetful::LONG_SCENARIOS)
 }
 
 /// Those that need simulated radios; `make test-kernels` runs them in a guest that has some.

@@ -37,6 +37,8 @@ pub(crate) enum Timer {
     Probe(PeerId),
     /// Keep the UDP mapping of a NAT, and see that the peer is there.
     Keepalive(PeerId),
+    /// Keep that mapping for a peer that is away.
+    Mapping(PeerId),
     /// Say in which session this end sends.
     Show(PeerId),
     /// Tell that what was asked of a peer is unanswered.
@@ -86,6 +88,7 @@ impl Timer {
             | Self::Path(id, _)
             | Self::Probe(id)
             | Self::Keepalive(id)
+            | Self::Mapping(id)
             | Self::Unanswered(id)
             | Self::Show(id)
             | Self::Fallback(id)

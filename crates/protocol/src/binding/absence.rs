@@ -145,6 +145,7 @@ impl BindingLayer {
         base.stop_timer(Timer::Probe(id));
         base.stop_timer(Timer::Keepalive(id));
         self.be_away(now, id, Away::Announced, base);
+        self.keep_mapping(now, id, base);
     }
 
     fn be_away(&mut self, now: Time, id: PeerId, away: Away, base: &mut Base) {

@@ -259,7 +259,8 @@ impl BindingLayer {
     fn watch_former(&mut self, now: Time, id: PeerId, routes: &dyn Routes, base: &mut Base) {
         let waiting = bound!(self, &id).is_some_and(|peer| peer.meanwhile().is_some());
         if waiting && self.former_path(id, routes, base).is_none() {
-            self.announce(now, id, true, true, false, base);
+            let lost = PendingUpdate { lost: true, held: true, ..PendingUpdate::default() };
+            self.announce(now, id, lost, base);
             self.hold_back(now, id, base);
         }
     }
@@ -339,10 +340,7 @@ impl BindingLayer {
             return;
         }
         // The update first: nothing that the kernel must do delays it.
-        self.announce(now, id, lost, true, false, base);
-        if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
-            update.meanwhile = meanwhile;
-        }
+        self.announce(now, id, PendingUpdate { lost, held: true, meanwhile, ..PendingUpdate::default() }, base);
         base.signal(Signal::Moving(id));
         self.flow.end_connecting_from_left(now, id, base);
         self.hold_back(now, id, base);
@@ -358,14 +356,15 @@ impl BindingLayer {
     }
 
     /// Sends an update that says where we are.
-    fn announce(&mut self, now: Time, id: PeerId, lost: bool, held: bool, uprooted: bool, base: &mut Base) {
+    fn announce(&mut self, now: Time, id: PeerId, update: PendingUpdate, base: &mut Base) {
         let Some(peer) = bound_mut!(self, &id) else { return };
         peer.binding.unannounced = false;
         peer.binding.sequence_sent = (peer.binding.sequence_sent + 1).min(SEQUENCES - 1);
         let only_tunnel = peer.binding.only_tunnel;
         let tunnel_lost = std::mem::take(&mut peer.binding.tunnel_lost) && peer.goes_by_tunnel();
-        let update = PendingUpdate::new(peer.binding.sequence_sent, now, lost, held);
-        peer.binding.update = Some(PendingUpdate { uprooted, only_tunnel, tunnel_lost, ..update });
+        let (sequence, started, sent, in_family_since) = (peer.binding.sequence_sent, now, now, now);
+        let of_now = PendingUpdate { sequence, started, sent, in_family_since, ..update };
+        peer.binding.update = Some(PendingUpdate { only_tunnel, tunnel_lost, ..of_now });
         self.repeat_update(now, id, base);
         self.await_answer(now, id, base);
         self.fall_back_in_time(now, id, base);
@@ -385,7 +384,7 @@ impl BindingLayer {
 
     /// No flow of a peer is at home any more, though this host stays where it is. `lost`: what was under way is lost.
     pub(crate) fn uproot_all(&mut self, now: Time, id: PeerId, lost: bool, base: &mut Base) {
-        self.announce(now, id, lost, true, true, base);
+        self.announce(now, id, PendingUpdate { lost, held: true, uprooted: true, ..PendingUpdate::default() }, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
         let Some(source) = self.flow.path().paths(&id).map(Paths::source) else { return };
@@ -421,10 +420,8 @@ impl BindingLayer {
         peer.retire_path();
         peer.path.move_to(meanwhile.attachment);
         // The peer may have accepted what it could not answer.
-        self.announce(now, id, false, true, false, base);
-        if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
-            update.meanwhile = Some(meanwhile);
-        }
+        let back = PendingUpdate { held: true, meanwhile: Some(meanwhile), ..PendingUpdate::default() };
+        self.announce(now, id, back, base);
         self.hold_back(now, id, base);
         self.accept_former(now, id, base);
         self.refresh_sets(base);
@@ -440,7 +437,7 @@ impl BindingLayer {
         let Some(peer) = bound!(self, &id).filter(|_| !base.is_suspended()) else { return };
         if peer.binding.unannounced && peer.path.attachment().is_some() && peer.binding.update.is_none() {
             let held = peer.flow.places().local == NOWHERE;
-            self.announce(now, id, false, held, false, base);
+            self.announce(now, id, PendingUpdate { held, ..PendingUpdate::default() }, base);
         }
     }
 

@@ -61,6 +61,9 @@ impl BindingLayer {
         }
         let pause = self.miss(now, id, tries, base).unwrap_or(pause.min(longest));
         base.set_timer(Timer::Keepalive(id), now + pause);
+        if pause > KEEPALIVE {
+            self.keep_mapping(now, id, base);
+        }
         self.flow.path_mut().send(id, &[Message::PathChallenge { token }, Message::Locators(locators)], base);
         self.await_answer(now, id, base);
         let beyond = tries.checked_sub(CHECKS).filter(|_| !prompted);

@@ -12,10 +12,11 @@ use crate::base::arrival::Arrival;
 use crate::base::attachments::Attachment;
 use crate::base::op::PeerId;
 use crate::binding::BindingLayer;
+use crate::binding::masks::AGAIN;
 use crate::binding::update::PendingUpdate;
 use crate::path::fallback::stands_in;
 
-/// So often an update is sent so: with each second of its tries at the most.
+/// So often an update is sent so: with each second of its tries at the most, and then as [`AGAIN`] has it.
 const MOST: u32 = 4;
 
 impl BindingLayer {
@@ -34,11 +35,14 @@ impl BindingLayer {
         let (Some(update), Some(at)) = (peer.binding.update.as_ref(), peer.path.attachment()) else { return };
         // Who is behind a NAT is so behind a filter as well; who is not may be behind one all the same.
         let begins = if peer.path.locators().contains(&to.ip()) { 2 } else { 1 };
-        let turn = update.tries >= begins + 2 * update.masked;
+        let turn = match update.masked {
+            MOST.. => now.since(update.masked_at) >= AGAIN,
+            masked => update.tries >= begins + 2 * masked,
+        };
         let idle = peer.flow.flows().is_empty() || !update.held || update.absent;
         let claimed = SocketAddr::new(at.address, port);
         let elsewhere = to != peer.path.remote() || stands_in(to);
-        if idle || elsewhere || !turn || update.masked >= MOST || !leads(claimed, to) {
+        if idle || elsewhere || !turn || !leads(claimed, to) {
             return;
         }
         let message = Message::MaskedUpdate(MaskedUpdate { sequence: update.sequence, claimed });
@@ -58,7 +62,7 @@ impl BindingLayer {
             self.flow.path_mut().send_masked(id, at, mask, &message, base);
         }
         if let Some(update) = bound_mut!(self, &id).and_then(|peer| peer.binding.update.as_mut()) {
-            update.masked += 1;
+            (update.masked, update.masked_at) = (update.masked + 1, now);
         }
     }
 

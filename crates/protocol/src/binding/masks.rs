@@ -12,6 +12,8 @@ use crate::base::id::LinkId;
 /// How long it is tried in a network whether it lets foreign sources out, and how long the result counts (P-240).
 const TRIAL: Duration = Duration::from_secs(10);
 const TRIAL_MOST: u32 = 32;
+/// How often one goes out after that: whoever was to answer may have been cut off meanwhile.
+pub(super) const AGAIN: Duration = Duration::from_secs(120);
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 /// Networks of which that is remembered.
 const NETWORKS_MOST: usize = 32;
@@ -55,6 +57,8 @@ struct Tried {
     network: (LinkId, [u8; 8]),
     since: Time,
     passes: bool,
+    /// When one was sent there last.
+    last: Time,
     /// So many were sent there before any was answered.
     sent: u32,
 }
@@ -65,10 +69,14 @@ impl MaskedNetworks {
         let network = network(at);
         self.0.retain(|tried| now.since(tried.since) < REMEMBERED);
         if let Some(tried) = self.0.iter_mut().find(|tried| tried.network == network) {
-            tried.sent += 1;
-            return tried.passes || (now.since(tried.since) < TRIAL && tried.sent <= TRIAL_MOST);
+            let on_trial = now.since(tried.since) < TRIAL && tried.sent < TRIAL_MOST;
+            let may = tried.passes || on_trial || now.since(tried.last) >= AGAIN;
+            if may {
+                (tried.last, tried.sent) = (now, tried.sent + 1);
+            }
+            return may;
         }
-        self.0.push_front(Tried { network, since: now, passes: false, sent: 1 });
+        self.0.push_front(Tried { network, since: now, passes: false, last: now, sent: 1 });
         self.0.truncate(NETWORKS_MOST);
         true
     }
@@ -133,6 +141,8 @@ mod tests {
         assert!(networks.begin(start, at("192.0.2.7")) && networks.begin(start + TRIAL / 2, at("192.0.2.7")));
         assert!(!networks.begin(later, at("192.0.2.7")) && !networks.begin(later, at("192.0.2.8")));
         assert!(networks.begin(later, at("198.51.100.7")));
+        let mut again = (1..=600).filter(|n| networks.begin(later + Duration::from_secs(*n), at("192.0.2.7")));
+        assert_eq!((again.next(), again.count()), (Some(115), 4), "one in two minutes");
         assert!(networks.begin(start + REMEMBERED, at("192.0.2.7")), "networks change");
         networks.note_passing(start + REMEMBERED, at("192.0.2.7"));
         assert!(networks.begin(start + REMEMBERED + TRIAL * 2, at("192.0.2.7")));

@@ -111,6 +111,7 @@ impl BindingLayer {
             Timer::Fallback(id) => self.look_at_fallback(now, id, base),
             Timer::Probe(id) => self.probe_carrier(now, id, base),
             Timer::Keepalive(id) => self.keep_alive(now, id, base),
+            Timer::Mapping(id) => self.renew_mapping(now, id, base),
             Timer::Unanswered(id) => self.tell_doubt(now, id, base),
             Timer::Former(id) => self.forget_former(now, id, base),
             Timer::Show(id) => self.show_session(now, id, base),

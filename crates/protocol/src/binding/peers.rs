@@ -425,13 +425,16 @@ where
 
     /// Whether something between us translates addresses, in either direction.
     pub(crate) fn translated(&self) -> bool {
-        let theirs = self.is_mapped();
-        let ours = match (self.path.observed(), self.path.source()) {
+        self.is_mapped() || self.is_translated_here()
+    }
+
+    /// Whether something translates this host's address towards it.
+    pub(crate) fn is_translated_here(&self) -> bool {
+        match (self.path.observed(), self.path.source()) {
             // Seen by way of the other family, it says nothing of this one.
             (Some(observed), Some(source)) if observed.is_ipv4() == source.is_ipv4() => observed.ip() != source,
             _ => false,
-        };
-        theirs || ours
+        }
     }
 
     /// Until when what comes from a place of the peer's may be the peer's own still, since it was under way; `None`: it

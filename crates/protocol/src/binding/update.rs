@@ -53,6 +53,8 @@ pub(crate) struct PendingUpdate {
     /// Masked updates that were sent beside it, and how many of these were answered (P-239).
     pub(super) masked: u32,
     pub(super) masked_seen: u32,
+    /// When the last was sent.
+    pub(super) masked_at: Time,
 }
 
 /// The path that is being left and still works: make before break (P-38).
