@@ -85,8 +85,9 @@ pub struct ConnectionsChoice {
     pub apart: usize,
     /// How many of them have no room on the network that is selected, and so go with the others.
     pub left_out: usize,
-    /// The interface that they go by as well, since that is in doubt which they go by.
-    pub beside: Option<String>,
+    /// How they go by another interface as well while the one that they go by is in doubt, where the section wants
+    /// that.
+    pub duplicate: Option<Duplicate>,
     /// The interface that is selected; none where there is none.
     pub selected: Option<String>,
     /// Why. Where routes would decide these go with the others of the peer.
@@ -95,6 +96,29 @@ pub struct ConnectionsChoice {
     pub waits_ms: Option<u64>,
     /// Each network.
     pub networks: Vec<NetworkCandidate>,
+}
+
+/// By which interface connections go as well in moments of doubt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Duplicate {
+    /// None: there is none that fits, or the peer does not know of that, or was moved by hand.
+    pub interface: Option<String>,
+    /// They do so now, and why.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why it is in doubt whether what goes by a network arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Doubt {
+    /// Answers are overdue.
+    Overdue,
+    /// The link itself says so: a fading signal, lost beacons.
+    Link,
+    /// It is about to be taken down.
+    Leaving,
+    /// Behind it is a login page, or no Internet.
+    Captive,
 }
 
 /// Why a network is selected.

@@ -30,8 +30,8 @@ mod why;
 
 pub use anchor::{Anchored, Anchors, LentEnds, Offer, OfferedAddress, OfferedPrefix, PassedOn};
 pub use choice::{
-    AgainstNetwork, ConnectionsChoice, Explained, NetworkCandidate, NetworkChoice, PreferSection, WhyNetwork,
-    WrittenPreference,
+    AgainstNetwork, ConnectionsChoice, Doubt, Duplicate, Explained, NetworkCandidate, NetworkChoice, PreferSection,
+    WhyNetwork, WrittenPreference,
 };
 pub use client::{Client, ClientError, Events, HANDOFF_TIMEOUT, REPLY_TIMEOUT, socket_path};
 pub use community::{

@@ -8,14 +8,14 @@ use std::thread;
 
 use whimbrel_ipc::{
     AgainstNetwork, Anchored, Anchors, Attachment, Bytes, Carrier, Client, ClientError, Code, CommunityReply,
-    CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, ConnectionsChoice, Counts,
-    DrawnCode, EventRecord, EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted, Helper,
-    HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved, NameServer,
-    NameServerState, NetworkCandidate, NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open, OpenSocket, PassedOn,
-    Path, Peer, PeerFlows, PeerName, Pinged, Places, PreferSection, Process, Purpose, Received, Rendezvous,
-    RendezvousBy, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind, State, Status,
-    Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, WhyNetwork, WrittenPreference, reply_from_line,
-    reply_to_line, request_from_line, request_to_line, socket_path,
+    CommunityRequest, CommunityStanding, Configuration, Connection, ConnectionState, ConnectionsChoice, Counts, Doubt,
+    DrawnCode, Duplicate, EventRecord, EventsQuery, Explained, Failure, Family, Flow, Grant, Greeting, HandoffStarted,
+    Helper, HelperState, Host, Kept, LentEnds, LocalAddress, MadeSocket, Meetings, Metric, MetricKind, Moved,
+    NameServer, NameServerState, NetworkCandidate, NetworkChoice, Offer, OfferedAddress, OfferedPrefix, Open,
+    OpenSocket, PassedOn, Path, Peer, PeerFlows, PeerName, Pinged, Places, PreferSection, Process, Purpose, Received,
+    Rendezvous, RendezvousBy, RendezvousState, Reply, Request, Roster, SchemaError, Sequence, Session, SocketKind,
+    State, Status, Suspended, Transport, Trust, Tunnel, Uuid, WantedAnchor, WhyNetwork, WrittenPreference,
+    reply_from_line, reply_to_line, request_from_line, request_to_line, socket_path,
 };
 
 const KEY: &str = "uM5ahVGHtdMGk2zVxpGZpaHZ0oTnSYfDwDMLnX1jkEo";
@@ -253,7 +253,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
                         connections: 2,
                         apart: 1,
                         left_out: 0,
-                        beside: Some("wwan0".into()),
+                        duplicate: Some(Duplicate { interface: Some("wwan0".into()), doubt: Some(Doubt::Overdue) }),
                         selected: Some("eth0".into()),
                         why: WhyNetwork::Order,
                         waits_ms: None,

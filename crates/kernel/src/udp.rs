@@ -220,8 +220,17 @@ impl UdpSocket {
     /// Sends everything, each train cut by the kernel where it can be. A train whose datagrams do not fit the path is
     /// sent datagram by datagram, in fragments. A full socket buffer is waited for, 100 ms at most.
     pub fn send(&self, transmits: &[Transmit<'_>]) -> SendReport {
+        self.send_all(transmits, true)
+    }
+
+    /// As [`UdpSocket::send`], but that what the kernel has no room for is dropped at once.
+    pub fn send_now(&self, transmits: &[Transmit<'_>]) -> SendReport {
+        self.send_all(transmits, false)
+    }
+
+    fn send_all(&self, transmits: &[Transmit<'_>], waits: bool) -> SendReport {
         let mut report = SendReport::default();
-        let mut pending = Pending::new();
+        let mut pending = Pending::new(waits);
         for transmit in transmits {
             let size = transmit.segment_size.map_or(transmit.contents.len(), usize::from).max(1);
             let train = self.train_length(size);
@@ -437,7 +446,7 @@ impl UdpSocket {
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
-                Some(libc::EAGAIN) if self.wait_writable() => {}
+                Some(libc::EAGAIN) if pending.waits && self.wait_writable() => {}
                 // Such an error may be one that an earlier datagram left behind on the socket, and is gone then.
                 Some(number) if stale_errors < 2 && is_about_a_datagram(number) => stale_errors += 1,
                 _ => return Err(error),
@@ -459,7 +468,7 @@ impl UdpSocket {
                 let template = message.transmit();
                 let mut datagrams = contents.chunks(size);
                 while let Some(datagram) = datagrams.next() {
-                    let mut single = Pending::new();
+                    let mut single = Pending::new(pending.waits);
                     single.add(self.v6, Transmit { contents: datagram, ..template }, datagram.len());
                     match self.send_messages(&mut single, 0) {
                         Ok(_) => report.sent += 1,
@@ -527,6 +536,8 @@ fn is_about_a_datagram(number: i32) -> bool {
 struct Pending<'a> {
     messages: Vec<Message<'a>>,
     len: usize,
+    /// For room in the socket's buffer.
+    waits: bool,
 }
 
 struct Message<'a> {
@@ -548,8 +559,8 @@ impl<'a> Message<'a> {
 }
 
 impl<'a> Pending<'a> {
-    fn new() -> Self {
-        Self { messages: Vec::new(), len: 0 }
+    fn new(waits: bool) -> Self {
+        Self { messages: Vec::new(), len: 0, waits }
     }
 
     fn add(&mut self, v6: bool, transmit: Transmit<'a>, size: usize) {

@@ -37,7 +37,7 @@ pub use base::event::relocation::MoveEvent;
 pub use base::event::{Carried, Doubt, Event};
 pub use base::flow_name::FlowName;
 pub use base::id::{LinkId, PathId};
-pub use base::link_facts::{LinkFacts, LinkFault};
+pub use base::link_facts::{LinkDoubt, LinkFacts, LinkFault};
 pub use base::op::chain::ChainOp;
 pub use base::op::relocation::{
     Dependents, Found, Gift, LeaseName, Lending, MoveOp, Moving, NotGiven, Rented, SavedAcceptance, SavedDonation,
@@ -66,7 +66,7 @@ pub use role::community::{
     CODE_LIFETIME, CommunityRefused, CommunityView, GRANT_LIFETIME, GrantView, HostView, InvalidCode, OfferView,
     Offered, OneTimeCode,
 };
-pub use role::links::meant::FlowsChoice;
+pub use role::links::meant::{Duplication, FlowsChoice};
 pub use role::links::select::{Against, LinkCandidate, LinkRules, LinkWish, PeerMeant, Selected, Why};
 pub use role::links::wishes::{LinkChoice, LinkTrial};
 pub use role::relocation::{READY_FOR, Retired, Retiring, Settling, process};

@@ -293,8 +293,8 @@ pub(crate) fn send(udp: &UdpSocket, counters: &Counters, batch: &mut Batch, way:
             (transmit.destination, transmit.source) = (second.remote, second.source);
             transmit.interface = second.interface;
         }
-        // That it may lead nowhere is why there are two.
-        counters.add(Counter::DuplicatesSent, udp.send(&transmits).sent);
+        // That it may lead nowhere is why there are two, and that it has no room is not to hold up the first.
+        counters.add(Counter::DuplicatesSent, udp.send_now(&transmits).sent);
     }
     counters.add(Counter::PacketsSent, report.sent);
     if report.dropped == 0 {

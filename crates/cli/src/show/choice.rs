@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_ipc::{AgainstNetwork, ConnectionsChoice, Explained, NetworkCandidate, NetworkChoice, WhyNetwork};
+use whimbrel_ipc::{AgainstNetwork, ConnectionsChoice, Doubt, Explained, NetworkCandidate, NetworkChoice, WhyNetwork};
 
 use super::{count, duration, milliseconds};
 use crate::table::{width, wrap};
@@ -36,7 +36,7 @@ fn explained_in(most: usize, explained: &Explained) -> String {
             (false, _) if section.of_connections => say(
                 0,
                 &match section.connections {
-                    Some(0) => format!("The section in line {line} means no connection that there is now."),
+                    Some(0) => format!("The section in line {line} counts for no connection that there is now."),
                     Some(connections) => {
                         format!("The section in line {line} counts for {}.", count(connections, "connection"))
                     }
@@ -46,7 +46,7 @@ fn explained_in(most: usize, explained: &Explained) -> String {
                     ),
                 },
             ),
-            (false, 0) => say(0, &format!("The section in line {line} means no peer that is known now.")),
+            (false, 0) => say(0, &format!("The section in line {line} counts for no peer that is known now.")),
             (false, peers) => say(0, &format!("The section in line {line} counts for {}.", count(peers, "peer"))),
         }
     }
@@ -141,12 +141,27 @@ fn of_connections(of: &ConnectionsChoice, choice: &NetworkChoice, trial: bool) -
     } else if choice.by_hand {
         all.push((2, "It was moved by hand, which counts more: they go with the others.".to_owned()));
     } else {
-        let goes = format!("{apart} of them by a path of their own");
+        let goes = if apart == 0 { "none".to_owned() } else { apart.to_string() };
+        let goes = format!("{goes} of them by a path of their own");
         let soon = of.waits_ms.map(|ms| format!("; to change in {}", duration(Duration::from_millis(ms))));
         all.push((2, format!("Now {goes}{}.", soon.unwrap_or_default())));
     }
-    if let Some(beside) = &of.beside {
-        all.push((2, format!("The network that they go by is in doubt: they go by {beside} as well.")));
+    if let Some(duplicate) = &of.duplicate {
+        let why = duplicate.doubt.map(|doubt| match doubt {
+            Doubt::Overdue => "answers are overdue",
+            Doubt::Link => "the link itself doubts that anything passes",
+            Doubt::Leaving => "it is about to be taken down",
+            Doubt::Captive => "behind it is a login page, or no Internet",
+        });
+        all.push((2, match (&duplicate.interface, why) {
+            (Some(second), Some(why)) => {
+                format!("The network that they go by is in doubt, since {why}: each of their packets goes by {second} as well.")
+            }
+            (Some(second), None) => {
+                format!("While the network that they go by is in doubt each of their packets goes by {second} as well.")
+            }
+            (None, _) => "There is no other network that they can go by as well in moments of doubt.".to_owned(),
+        }));
     }
     if left_out > 0 {
         let room = "there is room for 128 on each of four networks.";
@@ -204,7 +219,7 @@ fn of_network(network: &NetworkCandidate, chosen: &str, wanted: bool) -> String 
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_ipc::{PeerName, PreferSection};
+    use whimbrel_ipc::{Duplicate, PeerName, PreferSection};
 
     use super::*;
 
@@ -319,7 +334,7 @@ mod tests {
             connections: 3,
             apart: 2,
             left_out: 1,
-            beside: Some("wwan0".into()),
+            duplicate: Some(Duplicate { interface: Some("wwan0".into()), doubt: Some(Doubt::Overdue) }),
             selected: Some("wlan0".into()),
             why: WhyNetwork::Order,
             waits_ms: None,
@@ -331,14 +346,14 @@ mod tests {
             "The section in line 20 counts for 3 connections.\n",
             "  Line 20 selects wlan0 for 3 connections with it: of those that fit it comes first by `order`.\n",
             "  Now 2 of them by a path of their own.\n",
-            "  The network that they go by is in doubt: they go by wwan0 as well.\n",
+            "  The network that they go by is in doubt, since answers are overdue: each of their packets goes by wwan0",
             "  1 of them go with the others: there is room for 128 on each of four networks.\n",
             "    eth0: answers in 20 ms. Later by `order`: it would be taken if wlan0 did not fit.\n",
         ] {
             assert!(so.contains(part), "{part:?} in\n{so}");
         }
         let none = said(true, vec![of(Some(0)), of(None)], with(ConnectionsChoice { left_out: 0, ..apart }));
-        assert!(none.contains("The section in line 20 means no connection that there is now.\n"), "{none}");
+        assert!(none.contains("The section in line 20 counts for no connection that there is now.\n"), "{none}");
         assert!(none.contains("means connections by who has them open, which is not looked for here.\n"), "{none}");
         assert!(none.contains("  They would go with the others.\n"), "{none}");
     }

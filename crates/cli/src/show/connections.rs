@@ -199,6 +199,7 @@ pub(crate) fn via(connection: &Connection) -> String {
         Some(Carrier::FollowRewrite) => "follow",
     };
     let carrier = match (&connection.network, &connection.second_network) {
+        (Some(network), Some(second)) if network == second => format!("{carrier} {network} twice"),
         (Some(network), Some(second)) => format!("{carrier} {network}+{second}"),
         (Some(network), None) => format!("{carrier} {network}"),
         (None, _) => carrier.to_owned(),

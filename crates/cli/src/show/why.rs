@@ -95,9 +95,12 @@ fn stands(connection: &Connection, peer: Option<&Peer>) -> Said {
             let nat = if connection.translated == Some(true) { ", by way of a NAT" } else { "" };
             let mut how = match &connection.network {
                 Some(network) if connection.second_network.is_some() => vec![format!(
-                    "Each of its packets goes by {network} and by {} as well, since one of them is in doubt and an end \
-                     wants that (`duplicate` in a `[[prefer]]`): {carrier}{nat}. What comes first counts.",
-                    connection.second_network.as_deref().unwrap_or_default()
+                    "Each of its packets goes {}, since the network is in doubt by which it goes and an end wants that \
+                     (`duplicate` in a `[[prefer]]`): {carrier}{nat}. What comes first counts.",
+                    match connection.second_network.as_deref() {
+                        Some(second) if second != network => format!("by {network} and by {second}"),
+                        _ => format!("by {network} to two networks of the peer's"),
+                    }
                 )],
                 Some(network) => vec![format!(
                     "It goes by {network}, apart from the others with this peer, as an end wants it (`[[prefer]]`): \

@@ -134,8 +134,11 @@ kinds! {
     /// the one that they go by: they go there.
     ConnectionsPlaced = "connections-placed" (peer, from, to, line, flows);
     /// The network of `from` is in doubt, and the `[[prefer]]` section in this line of the configuration has
-    /// connections that go by it go by that of `to` as well. Told once in a minute at the most.
-    ConnectionsDuplicated = "connections-duplicated" (peer, from, to, line, flows);
+    /// connections that go by it go by that of `to` as well. `because`: `overdue` (answers are), `link` (layer 2 says
+    /// so), `leaving`, `captive`. Told once in 20 seconds at the most.
+    ConnectionsDuplicated = "connections-duplicated" (peer, from, to, line, because, flows);
+    /// The doubt is over that was told of: they go by one network alone again.
+    ConnectionsAlone = "connections-alone" (peer, from, line, lasted_ms, flows);
     /// So many of the connections that the `[[prefer]]` section in this line means have no room on the network of `to`,
     /// or there is none for another network: they go with the others of the peer.
     ConnectionsNotPlaced = "connections-not-placed" (peer, to, line, flows);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_ipc::{duration, measured};
-use whimbrel_protocol::{Carrier, Doubt, Event, LinkFault, NeighbourProxyStatus, PeerId};
+use whimbrel_protocol::{Carrier, Doubt, Event, LinkDoubt, LinkFault, NeighbourProxyStatus, PeerId};
 
 use super::{Causer, reports};
 use crate::shown::is_heard;
@@ -132,10 +132,14 @@ reports! {
         ConnectionsPlaced { peer, from, to, line, flows }
         "line {line} of the configuration selects the network of {to} for {} with peer {peer}: to go there from that \
          of {from}", connections(*flows);
-    Event::FlowsDuplicated { peer, from, to, line, flows } =>
-        ConnectionsDuplicated { peer, from, to, line, flows }
-        "the network of {from} is in doubt: line {line} of the configuration has {} with peer {peer} go by that of {to} \
-         as well", connections(*flows);
+    Event::FlowsDuplicated { peer, from, to, line, why, flows } =>
+        ConnectionsDuplicated { peer, from, to, line, because: of_link(*why).0, flows }
+        "the network of {from} is in doubt, since {}: line {line} of the configuration has {} with peer {peer} go by that \
+         of {to} as well", of_link(*why).1, connections(*flows);
+    Event::FlowsAlone { peer, from, line, lasted, flows } =>
+        ConnectionsAlone { peer, from, line, lasted_ms: lasted, flows }
+        "nothing has spoken against the network of {from} for a while: {} with peer {peer} that line {line} of the \
+         configuration means go by one network again, after {}", connections(*flows), measured(*lasted);
     Event::FlowsNotPlaced { peer, to, line, flows } =>
         ConnectionsNotPlaced { peer, to, line, flows }
         "{} with peer {peer} that line {line} of the configuration means cannot go by the network of {to} as well: \
@@ -197,6 +201,16 @@ reports! {
     Event::OpFailed { what, error } =>
         OpFailed { what, error }
         "{what} failed: {error}";
+}
+
+/// Why a network is in doubt: a word for programs, and what people are told.
+fn of_link(doubt: LinkDoubt) -> (&'static str, &'static str) {
+    match doubt {
+        LinkDoubt::Overdue => ("overdue", "answers are overdue"),
+        LinkDoubt::Link => ("link", "the link itself doubts that anything passes"),
+        LinkDoubt::Fault(LinkFault::Leaving) => ("leaving", "it is about to be taken down"),
+        LinkDoubt::Fault(LinkFault::Captive) => ("captive", "behind it is a login page, or no Internet"),
+    }
 }
 
 fn because(doubt: Doubt) -> &'static str {

@@ -212,6 +212,7 @@ fn tunnel(counters: &[(Counter, u64)]) -> [Metric; 3] {
             Counter::PacketsReceived => packets = packets.sample("", &[("direction", "received")], count),
             Counter::BytesSent => bytes = bytes.sample("", &[("direction", "sent")], count),
             Counter::BytesReceived => bytes = bytes.sample("", &[("direction", "received")], count),
+            Counter::DuplicatesSent => packets = packets.sample("", &[("direction", "sent_twice")], count),
             other => dropped = dropped.sample("", &[("reason", other.name())], count),
         }
     }

@@ -10,7 +10,7 @@ use whimbrel_handshake::PublicKey;
 use whimbrel_wire::FlowTuple;
 use whimbrel_wire::message::NeighbourProxyStatus;
 
-use crate::base::link_facts::LinkFault;
+use crate::base::link_facts::{LinkDoubt, LinkFault};
 use crate::base::op::{Carrier, PeerId};
 use community::CommunityEvent;
 use relocation::MoveEvent;
@@ -228,6 +228,21 @@ pub enum Event {
         to: IpAddr,
         /// The line of the section that means them, from 1.
         line: u32,
+        /// What speaks against the network.
+        why: LinkDoubt,
+        /// How many they are.
+        flows: usize,
+    },
+    /// The doubt is over that was told of: single flows go by one network again.
+    FlowsAlone {
+        /// The peer.
+        peer: PeerId,
+        /// Our address on the network that was in doubt.
+        from: IpAddr,
+        /// The line of the section that means them, from 1.
+        line: u32,
+        /// For how long they went by two.
+        lasted: Duration,
         /// How many they are.
         flows: usize,
     },

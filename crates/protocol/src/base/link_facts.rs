@@ -26,6 +26,17 @@ pub enum LinkFault {
     Leaving,
 }
 
+/// Why it is in doubt whether what goes by a link arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkDoubt {
+    /// More than one answer of the peer's is overdue.
+    Overdue,
+    /// Layer 2 says so ([`LinkFacts::doubtful`]).
+    Link,
+    /// What else speaks against it.
+    Fault(LinkFault),
+}
+
 impl LinkFacts {
     /// What speaks against it, the worst first.
     #[must_use]

@@ -97,6 +97,8 @@ struct Own {
     to: Placement,
     /// The flows that it is to lead.
     flows: BTreeSet<u64>,
+    /// Those that it leads until another one does.
+    leaving: BTreeSet<u64>,
     /// Those that it leads, as the peer has agreed.
     agreed: BTreeSet<u64>,
     said: Option<Said>,
@@ -151,7 +153,8 @@ impl Sides {
 
     /// Entries of all tables together.
     pub(crate) fn entries(&self) -> usize {
-        let own: usize = self.own.values().map(|own| 1 + own.flows.len() + own.agreed.len()).sum();
+        let of = |own: &Own| 1 + own.flows.len() + own.leaving.len() + own.agreed.len();
+        let own: usize = self.own.values().map(of).sum();
         let theirs: usize = self.theirs.values().map(|theirs| 1 + theirs.names.len()).sum();
         own + theirs + self.ways.len() + self.led.len()
     }
@@ -172,6 +175,7 @@ impl Sides {
             if own.flows.remove(&before) {
                 own.flows.insert(name);
             }
+            own.leaving.remove(&before);
         }
     }
 
@@ -187,8 +191,12 @@ impl Sides {
         if known.is_some_and(|flows| flows.len() >= MAX_PLACED && !flows.contains(&name)) {
             return false;
         }
-        self.unplace(name);
-        let new = || Own { to, flows: BTreeSet::new(), agreed: BTreeSet::new(), said: None };
+        for (_, own) in self.own.iter_mut().filter(|(of, _)| **of != count) {
+            if own.flows.remove(&name) && own.agreed.contains(&name) {
+                own.leaving.insert(name);
+            }
+        }
+        let new = || Own { to, flows: BTreeSet::new(), leaving: BTreeSet::new(), agreed: BTreeSet::new(), said: None };
         self.own.entry(count).or_insert_with(new).flows.insert(name);
         true
     }
@@ -196,6 +204,7 @@ impl Sides {
     fn unplace(&mut self, name: u64) {
         for own in self.own.values_mut() {
             own.flows.remove(&name);
+            own.leaving.remove(&name);
         }
     }
 
@@ -208,16 +217,22 @@ impl Sides {
     /// flows, where it is confirmed.
     pub(super) fn word(&mut self, known: impl Fn(&u64) -> bool, way: impl Fn(Placement) -> Option<Way>) {
         let Self { own, sequence, .. } = self;
+        // What another one leads by now is left to it.
+        let led: BTreeSet<u64> = own.values().flat_map(|own| own.agreed.intersection(&own.flows)).copied().collect();
         own.retain(|_, own| {
             own.flows.retain(&known);
+            own.leaving.retain(|name| known(name) && !led.contains(name));
             let way = way(own.to);
-            let names = way.map_or_else(BTreeSet::new, |_| own.flows.clone());
+            let all = || own.flows.union(&own.leaving).copied().take(MAX_PLACED).collect();
+            let names = way.map_or_else(BTreeSet::new, |_| all());
             let before = own.said.as_ref();
             let path = way.map(|way| way.id.0).or(before.map(|said| said.path)).unwrap_or(0);
             let same = before.is_none_or(|said| said.path == path);
             own.agreed.retain(|name| same && names.contains(name));
             if before.map_or(names.is_empty(), |said| same && said.names == names) {
-                return !own.flows.is_empty() || before.is_some_and(|said| said.tries.is_some());
+                return !own.flows.is_empty()
+                    || !own.leaving.is_empty()
+                    || before.is_some_and(|said| said.tries.is_some());
             }
             *sequence = sequence.saturating_add(1);
             own.said = Some(Said { sequence: *sequence, path, names, tries: Some(0), doubted: false });
@@ -263,7 +278,7 @@ impl Sides {
     }
 
     /// What is to be said now, after how many words, and whether the session is to be doubted.
-    pub(super) fn say(&mut self, greater: bool) -> (Vec<Placed>, Option<u32>, bool) {
+    pub(super) fn say(&mut self, greater: bool) -> (Vec<(Placement, Placed)>, Option<u32>, bool) {
         let (mut all, mut least, mut doubts) = (Vec::new(), None, false);
         for (count, own) in &mut self.own {
             let Some(said) = own.said.as_mut() else { continue };
@@ -273,8 +288,10 @@ impl Sides {
             doubts |= *tries == DOUBT_AFTER && !std::mem::replace(doubted, true);
             least = Some(least.map_or(*tries, |least: u32| least.min(*tries)));
             let binding = BindingNumber::made(u32::from(*count), greater);
-            let (names, duplicated) = (names.iter().copied().collect(), own.to.duplicated);
-            all.push(Placed { binding, sequence: *sequence, path: *path, duplicated, names });
+            let names: Vec<u64> = names.iter().copied().collect();
+            // What is over may be said to who has never known of that.
+            let duplicated = own.to.duplicated && !names.is_empty();
+            all.push((own.to, Placed { binding, sequence: *sequence, path: *path, duplicated, names }));
         }
         (all, least, doubts)
     }
@@ -375,6 +392,30 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_is_led_as_before_until_the_peer_agrees_to_another_way() {
+        let both = Placement { from: IpAddr::from([10, 0, 0, 1]), duplicated: true };
+        let mut sides = told();
+        sides.on_answer(1, &seen(1, PlacedStatus::InForce));
+        let led = |sides: &Sides| {
+            let leading = sides.leading(true, way, |_| None);
+            leading.into_iter().rfind(|it| it.names.contains(&5)).map(|it| it.duplicated)
+        };
+        assert_eq!(led(&sides), Some(false));
+        assert!(sides.place(5, Some(both)));
+        sides.word(|_| true, way);
+        assert_eq!(led(&sides), Some(false), "the peer has not agreed");
+        sides.on_answer(2, &PlacedSeen { binding: BindingNumber(2), sequence: 2, status: PlacedStatus::InForce });
+        assert_eq!(led(&sides), Some(true));
+        sides.word(|_| true, way);
+        assert_eq!((led(&sides), sides.own[&1].flows.len() + sides.own[&1].leaving.len()), (Some(true), 0));
+        // What is over is said to anybody.
+        let knows = |to: Placement| way(to).filter(|_| !to.duplicated);
+        sides.word(|_| true, knows);
+        let (said, ..) = sides.say(true);
+        assert!(said.iter().all(|(_, placed)| !placed.duplicated), "{said:?}");
+    }
+
+    #[test]
     fn what_is_newer_is_told_by_its_number_whichever_session_it_came_in() {
         let mut sides = Sides::default();
         assert_eq!(sides.hear(at(9), 1, at(5), &placed(2, &[5])), Heard::News);
@@ -400,7 +441,7 @@ mod tests {
         let mut sides = told();
         assert_eq!(sides.on_answer(1, &seen(40, PlacedStatus::NotNewer)), None);
         let (said, tries, _) = sides.say(false);
-        assert_eq!((said[0].sequence, tries), (41, Some(1)));
+        assert_eq!((said[0].1.sequence, tries), (41, Some(1)));
         // An older one that was overtaken changes nothing.
         sides.on_answer(1, &seen(41, PlacedStatus::InForce));
         sides.on_answer(1, &seen(41, PlacedStatus::NotNewer));
@@ -430,6 +471,6 @@ mod tests {
         sides.rename(5, 6);
         sides.word(|name| *name == 6, way);
         assert!(sides.own[&1].agreed.is_empty(), "the peer has not agreed to that");
-        assert_eq!(sides.say(false).0[0].names, [6]);
+        assert_eq!(sides.say(false).0[0].1.names, [6]);
     }
 }

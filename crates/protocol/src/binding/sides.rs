@@ -82,7 +82,12 @@ impl BindingLayer {
             }
             _ => PlacedStatus::Refused,
         };
-        self.flow.path_mut().send(id, &[Message::PlacedSeen(PlacedSeen { binding, sequence, status })], base);
+        let answer = [Message::PlacedSeen(PlacedSeen { binding, sequence, status })];
+        let told = self.flow.path().paths(&id).and_then(|paths| paths.way_told(now, placed.path));
+        if let Some(way) = told.filter(|_| placed.duplicated) {
+            self.flow.path_mut().send_to(id, way.source, way.remote, &answer, base);
+        }
+        self.flow.path_mut().send(id, &answer, base);
     }
 
     /// A peer answers, or says what has become of flows that this host has placed.
@@ -104,6 +109,12 @@ impl BindingLayer {
             self.flow.path_mut().check_kept(now, id, way.id, base);
         }
         way.is_some()
+    }
+
+    /// Whether a peer knows of flows that go by two paths (P-262).
+    pub(crate) fn duplicates(&self, id: PeerId) -> bool {
+        let slot = self.flow.session().peer(&id).and_then(|peer| peer.session());
+        slot.is_some_and(|slot| slot.capabilities().contains(Capabilities::DUPLICATION))
     }
 
     /// The path by which flows go that such a binding leads, and the one by which they go as well.
@@ -167,6 +178,8 @@ impl BindingLayer {
         let greater = self.is_greater(id, base);
         let Some(peer) = bound_mut!(self, &id).filter(|peer| peer.has_session()) else { return };
         let (all, tries, doubts) = peer.binding.sides.say(greater);
+        let way = |to: Placement| peer.path.way_from(to.from).filter(|_| to.duplicated);
+        let all: Vec<(Placed, Option<Way>)> = all.into_iter().map(|(to, placed)| (placed, way(to))).collect();
         peer.binding.sides.said_next = tries.map(|tries| {
             let pause = match tries.checked_sub(WORDS) {
                 None => peer.path.repeat_after(tries),
@@ -181,7 +194,14 @@ impl BindingLayer {
             self.flow.path_mut().start_handshake_with(now, id, base);
         }
         // P-37
-        all.into_iter().for_each(|placed| self.flow.path_mut().send(id, &[Message::Placed(placed)], base));
+        for (placed, way) in all {
+            // What is in doubt is not to lose the word of that.
+            if let Some(way) = way {
+                let message = [Message::Placed(placed.clone())];
+                self.flow.path_mut().send_to(id, way.source, way.remote, &message, base);
+            }
+            self.flow.path_mut().send(id, &[Message::Placed(placed)], base);
+        }
     }
 
     /// Makes data plane and tunnel lead single flows as it is to be, as paths, sessions and hosts are now.
@@ -194,13 +214,12 @@ impl BindingLayer {
     fn refresh_sides_of(&mut self, now: Time, id: PeerId, base: &mut Base) {
         let greater = self.is_greater(id, base);
         let able = base.config().carriers.tunnel && !base.is_suspended();
-        let ended = self.ended_sides(id);
+        let (ended, duplicates) = (self.ended_sides(id), self.duplicates(id));
         let Some(peer) = bound_mut!(self, &id) else {
             self.sided.remove(&id);
             return;
         };
         let session = peer.session().map(|slot| (slot.begun(), slot.remote_index(), slot.local_index()));
-        let duplicates = peer.session().is_some_and(|slot| slot.capabilities().contains(Capabilities::DUPLICATION));
         let able = able && peer.has_session() && peer.flow.away().is_none();
         let (sides, path, flow) = (&mut peer.binding.sides, &*peer.path, &*peer.flow);
         if let Some((begun, ..)) = session.filter(|_| able) {

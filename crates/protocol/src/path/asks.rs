@@ -44,13 +44,12 @@ impl Paths {
         }
     }
 
-    /// Whether a question is not answered that should have been by now, on a path that is kept or on the one in use.
-    pub(crate) fn is_overdue(&self, now: Time, kept: Option<PathId>) -> bool {
+    /// When the last question was asked that is not answered and should have been by now, on a path that is kept or on
+    /// the one in use.
+    pub(crate) fn overdue(&self, now: Time, kept: Option<PathId>) -> Option<Time> {
         match kept {
-            Some(kept) => {
-                self.kept.iter().find(|path| path.is(kept)).is_some_and(|path| path.estimate().is_overdue(now))
-            }
-            None => self.estimate.is_overdue(now),
+            Some(kept) => self.kept.iter().find(|path| path.is(kept))?.estimate().overdue(now),
+            None => self.estimate.overdue(now),
         }
     }
 

@@ -7,6 +7,8 @@ use crate::Time;
 
 /// The least that is granted for what is not measured: timers, and the other end's.
 const SLACK: Duration = Duration::from_millis(5);
+/// How much later than it takes as a rule an answer is overdue: the other end may be busy.
+pub(crate) const OVERDUE_SLACK: Duration = Duration::from_millis(30);
 /// The shortest time between two questions on a path.
 const GAP_LEAST: Duration = Duration::from_millis(5);
 /// Questions that are remembered.
@@ -114,12 +116,11 @@ impl Estimate {
         self.counted >= LOSS_KNOWN
     }
 
-    /// Whether a question that counts is not answered, and should have been by now.
-    pub(super) fn is_overdue(&self, now: Time) -> bool {
-        let Some(smoothed) = self.smoothed else { return false };
-        let answer = smoothed + (self.variation * 4).max(SLACK);
-        let is_lost = |asked: &Asked| (answer..self.lost_after()).contains(&now.since(asked.at));
-        self.asked.iter().any(|asked| asked.counts && is_lost(asked))
+    /// When the last question that counts was asked which is not answered, and should have been by now.
+    pub(super) fn overdue(&self, now: Time) -> Option<Time> {
+        let answer = self.smoothed? + (self.variation * 4).max(SLACK) + OVERDUE_SLACK;
+        let is_overdue = |asked: &&Asked| (answer..self.lost_after()).contains(&now.since(asked.at));
+        self.asked.iter().rev().filter(|asked| asked.counts).find(is_overdue).map(|asked| asked.at)
     }
 
     /// When a question counts as lost.
@@ -198,12 +199,12 @@ mod tests {
         let mut estimate = asked(20, |_| false, |_| 10);
         let now = at(100_000);
         estimate.ask(now, 1000, true);
-        let overdue = |estimate: &Estimate, ms: u64| estimate.is_overdue(now + Duration::from_millis(ms));
-        assert_eq!([5, 14, 60, 900, 1001].map(|ms| overdue(&estimate, ms)), [false, false, true, true, false]);
+        let overdue = |estimate: &Estimate, ms: u64| estimate.overdue(now + Duration::from_millis(ms)) == Some(now);
+        assert_eq!([5, 44, 60, 900, 1001].map(|ms| overdue(&estimate, ms)), [false, false, true, true, false]);
         // What is asked of a path that may be silent says nothing.
         estimate.ask(now, 1001, false);
         assert!(estimate.answer(now + Duration::from_millis(70), 1000) && !overdue(&estimate, 80));
-        assert!(!Estimate::default().is_overdue(now));
+        assert_eq!(Estimate::default().overdue(now), None);
     }
 
     #[test]

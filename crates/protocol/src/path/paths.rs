@@ -14,7 +14,7 @@ use crate::base::op::{SavedPeer, SecondWay};
 use crate::base::pace::Prompts;
 use crate::path::challenge::{Awaited, Claim, Path, Rival};
 use crate::path::estimate::Estimate;
-use crate::path::fallback::Fallback;
+use crate::path::fallback::{Fallback, stands_in};
 use crate::path::kept::Kept;
 use crate::path::ping::Ping;
 use crate::path::shown::Shown;
@@ -523,7 +523,7 @@ impl Paths {
         let is_led_elsewhere = self.candidate.as_ref().is_some_and(Path::is_announced);
         let is_alike = attachment.address.is_ipv4() == self.remote.is_ipv4();
         let Attachment { address, link, .. } = attachment;
-        (!is_led_elsewhere && is_alike).then_some(SecondWay {
+        (!is_led_elsewhere && is_alike && !stands_in(self.remote)).then_some(SecondWay {
             source: Some(address),
             link: Some(link),
             remote: self.remote,

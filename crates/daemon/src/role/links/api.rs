@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use whimbrel_ipc as ipc;
 use whimbrel_kernel::network::NetworkState;
-use whimbrel_protocol::{Against, LinkCandidate, LinkChoice, LinkFault, LinkId, PeerId, Selected, Why};
+use whimbrel_protocol::{
+    Against, Duplication, LinkCandidate, LinkChoice, LinkDoubt, LinkFault, LinkId, PeerId, Selected, Why,
+};
 
 use crate::role::links::wishes::{Preference, wishes};
 
@@ -69,7 +71,15 @@ fn network_choice(
         connections: of.flows,
         apart: of.apart,
         left_out: of.left_out,
-        beside: of.beside.map(name),
+        duplicate: of.duplication.map(|Duplication { second, doubt }| ipc::Duplicate {
+            interface: second.map(name),
+            doubt: doubt.map(|why| match why {
+                LinkDoubt::Overdue => ipc::Doubt::Overdue,
+                LinkDoubt::Link => ipc::Doubt::Link,
+                LinkDoubt::Fault(LinkFault::Leaving) => ipc::Doubt::Leaving,
+                LinkDoubt::Fault(LinkFault::Captive) => ipc::Doubt::Captive,
+            }),
+        }),
         selected: of.selected.link.map(name),
         why: why_network(of.selected.why),
         waits_ms: of.waits.map(ms),

@@ -9,6 +9,7 @@ use whimbrel_wire::FlowTuple;
 use crate::Time;
 use crate::base::attachments::Attachment;
 use crate::base::id::LinkId;
+use crate::base::link_facts::LinkDoubt;
 use crate::binding::placed::Placement;
 use crate::role::links::damp::Damping;
 use crate::role::links::select::Selected;
@@ -32,10 +33,13 @@ pub(super) struct Meant {
     pub(super) asks: Option<Time>,
     /// When what they were asked should have been answered, where that decides.
     pub(super) answers: Option<Time>,
+    /// When they were asked last, and how often in a row none of them has answered since.
+    pub(super) asked: Time,
+    pub(super) unanswered: u32,
 }
 
 /// For how long nothing must speak against a network until its flows go by it alone again.
-const DOUBT_LASTS: Duration = Duration::from_secs(5);
+pub(super) const DOUBT_LASTS: Duration = Duration::from_secs(5);
 
 /// A network is in doubt that flows go by.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +48,13 @@ pub(super) struct Doubt {
     pub(super) of: LinkId,
     /// By which they go as well.
     pub(super) beside: LinkId,
-    /// When something spoke against it last.
+    /// Since when.
+    pub(super) begun: Time,
+    /// When something spoke against it last, and what.
     pub(super) last: Time,
+    pub(super) why: LinkDoubt,
+    /// That was told.
+    pub(super) told: bool,
 }
 
 impl Doubt {
@@ -53,6 +62,15 @@ impl Doubt {
     pub(super) fn ends(&self) -> Time {
         self.last + DOUBT_LASTS
     }
+}
+
+/// By which network flows go as well in moments of doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Duplication {
+    /// Where the peer answers by one that fits, and knows of that.
+    pub second: Option<LinkId>,
+    /// They do so now.
+    pub doubt: Option<LinkDoubt>,
 }
 
 /// What a section comes to with one peer.
@@ -63,7 +81,9 @@ pub(super) struct Section {
     pub(super) at: Option<Attachment>,
     /// The network that they go by is in doubt, and they go by another one as well.
     pub(super) doubt: Option<Doubt>,
-    /// When that was told last.
+    /// A question was asked then whose answer was overdue.
+    pub(super) overdue: Option<Time>,
+    /// When a doubt was told of last.
     pub(super) doubt_told: Option<Time>,
     /// What both come to.
     pub(super) goes: Option<Placement>,
@@ -84,6 +104,7 @@ impl Section {
             flows: BTreeSet::new(),
             at: None,
             doubt: None,
+            overdue: None,
             doubt_told: None,
             goes: None,
             damping: Damping::new(),
@@ -98,7 +119,8 @@ impl Section {
 impl Meant {
     pub(super) fn due(&self) -> Option<Time> {
         let waits = self.sections.values().filter_map(|section| section.waits).map(|(.., due)| due);
-        let doubts = self.sections.values().filter_map(|section| section.doubt).map(|doubt| doubt.ends());
+        let with_flows = self.sections.values().filter(|section| !section.flows.is_empty());
+        let doubts = with_flows.filter_map(|section| section.doubt).map(|doubt| doubt.ends());
         waits.chain(doubts).chain(self.asks).chain(self.answers).min()
     }
 
@@ -123,8 +145,8 @@ pub struct FlowsChoice {
     pub apart: usize,
     /// How many of them have no room on the network that is selected, and so go with the others.
     pub left_out: usize,
-    /// By which network they go as well, since the one that they go by is in doubt.
-    pub beside: Option<LinkId>,
+    /// By which network they go as well in moments of doubt, where the section wants that.
+    pub duplication: Option<Duplication>,
     /// They go to what is selected after so long, if nothing changes until then.
     pub waits: Option<Duration>,
     /// What it selects. Where the routes would decide, these flows go with the others of the peer.

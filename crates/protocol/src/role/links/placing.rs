@@ -13,10 +13,11 @@ use crate::base::event::Event;
 use crate::base::id::{LinkId, PathId};
 use crate::base::op::PeerId;
 use crate::binding::placed::PlaceError;
+use crate::path::estimate::OVERDUE_SLACK;
 use crate::path::kept::PathState;
 use crate::role::At;
 use crate::role::links::LinksRole;
-use crate::role::links::meant::{FlowsChoice, Meant, Section};
+use crate::role::links::meant::{Duplication, FlowsChoice, Meant, Section};
 use crate::role::links::select::{LinkCandidate, LinkRules, LinkWish, Selected, Why, select};
 use crate::role::links::wishes::{LATER, LinkTrial, MEASURED, ask_all, attachment_on, is_by_hand};
 
@@ -24,6 +25,9 @@ use crate::role::links::wishes::{LATER, LinkTrial, MEASURED, ask_all, attachment
 const SORTED: Duration = Duration::from_secs(10);
 /// Pauses between questions on each path while one is in doubt that flows go by.
 const DOUBTED: Duration = Duration::from_millis(250);
+/// After so many questions of which none was answered they become rarer, and how often their pause is doubled.
+const ASKED_IN_VAIN: u32 = 20;
+const RARER: u32 = 6;
 /// How soon it is told again that some have no room.
 const NOT_PLACED_AGAIN: Duration = Duration::from_secs(600);
 
@@ -85,7 +89,7 @@ impl LinksRole {
             section.goes
         });
         let before = meant.placed.get(&flow).copied();
-        if before != goes && meant.placed.remove(&flow).is_some() {
+        if before != goes && meant.placed.remove(&flow).is_some() && goes.is_none() {
             let _ = at.low.place_flow(at.now, &flow, None, at.base);
         }
         // It may have another name than it had. Where there is no room, that is looked for from time to time.
@@ -93,6 +97,7 @@ impl LinksRole {
             match at.low.place_flow(at.now, &flow, Some(to), at.base) {
                 Ok(()) => drop(meant.placed.insert(flow, to)),
                 Err(error) => {
+                    let _ = at.low.place_flow(at.now, &flow, None, at.base);
                     meant.placed.remove(&flow);
                     meant.lacks_room |= error == PlaceError::Full;
                 }
@@ -158,7 +163,7 @@ impl LinksRole {
         }
         for section in meant.sections.values_mut().filter(|section| section.flows.is_empty()) {
             // What begins next goes where those before it went, if that is still so when it is looked.
-            (section.waits, section.begins) = (None, true);
+            (section.waits, section.doubt, section.begins) = (None, None, true);
         }
     }
 
@@ -218,7 +223,7 @@ impl LinksRole {
         let wish = |line: u32| self.wishes.iter().find(|wish| wish.line == line);
         let duplicates = sections().any(|(line, _)| wish(*line).is_some_and(|wish| wish.duplicate));
         let measures = duplicates || sections().any(|(line, _)| wish(*line).is_some_and(|wish| wish.rules.measures()));
-        let in_doubt = sections().any(|(_, section)| section.doubt.is_some());
+        let in_doubt = sections().any(|(_, section)| section.is_doubtful(at.now));
         let lacks_room = meant.lacks_room;
         let apart = sections().filter_map(|(_, section)| section.goes).map(|goes| goes.from);
         let apart: BTreeSet<IpAddr> = apart.filter(|from| *from != here.address).collect();
@@ -229,15 +234,24 @@ impl LinksRole {
             (meant.asks, meant.answers) = (None, None);
             return;
         }
-        if meant.asks.is_some_and(|due| at.now < due) {
+        let pause = if in_doubt { DOUBTED } else { MEASURED };
+        // An answer that is overdue has the next question go out sooner.
+        let due = meant.asks.map(|due| if in_doubt { due.min(meant.asked + DOUBTED) } else { due });
+        if due.is_some_and(|due| at.now < due) {
+            meant.asks = due;
             return;
         }
-        meant.asks = Some(at.now + if in_doubt { DOUBTED } else { MEASURED });
         meant.changed |= lacks_room;
         let Some(paths) = at.low.path().paths(&id) else { return };
+        let answered = paths.kept_answered().map(|(_, answered)| answered).chain([paths.heard()]);
+        let answers = answered.max().is_some_and(|answered| answered >= meant.asked);
+        meant.unanswered = if answers { 0 } else { meant.unanswered.saturating_add(1) };
+        let rarer = meant.unanswered.saturating_sub(ASKED_IN_VAIN).min(RARER);
+        meant.asks = Some(at.now + if rarer > 0 { MEASURED * 2u32.pow(rarer) } else { pause });
+        meant.asked = at.now;
         if duplicates {
             let paces = paths.kept().map(|kept| paths.pace_of(kept.id)).chain([paths.pace()]);
-            meant.answers = paces.map(|pace| at.now + pace.answer).max();
+            meant.answers = paces.map(|pace| at.now + pace.answer + OVERDUE_SLACK).max();
         }
         let placed = paths.kept().filter(|kept| apart.contains(&kept.attachment.address));
         let placed = placed.filter(|kept| kept.state == PathState::Confirmed).map(|kept| kept.id);
@@ -282,8 +296,14 @@ impl LinksRole {
             let selected = chosen(candidates, &rules, section.unwrap_or(&none_yet), here);
             let waits = section.and_then(|section| section.waits).map(|(.., due)| due.since(at.now));
             let left_out = section.map_or(0, |section| section.left_out);
-            let beside = section.and_then(|section| section.doubt).map(|doubt| doubt.beside);
-            FlowsChoice { line: wish.line, flows, apart, left_out, beside, waits, selected }
+            let doubt = section.and_then(|section| section.doubt);
+            let duplication = wish.duplicate.then(|| {
+                let own = section.and_then(|section| section.at).unwrap_or(here);
+                let before = doubt.map(|doubt| doubt.beside);
+                let second = self.second(id, wish, own, here, candidates, before, at).map(|second| second.link);
+                Duplication { second, doubt: doubt.map(|doubt| doubt.why) }
+            });
+            FlowsChoice { line: wish.line, flows, apart, left_out, duplication, waits, selected }
         };
         of_flows.map(choice).collect()
     }
@@ -340,11 +360,12 @@ fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
             // It is over, and its room is free.
             return false;
         }
-        let stays = wanted(flow, sections) == Some(*to);
-        if !stays {
+        let wanted = wanted(flow, sections);
+        // What goes elsewhere is placed there below, and is where it was until the peer agrees.
+        if wanted.is_none() {
             let _ = at.low.place_flow(at.now, flow, None, at.base);
         }
-        stays
+        wanted == Some(*to)
     });
     meant.lacks_room = false;
     for (line, section) in sections.iter_mut() {
@@ -363,6 +384,7 @@ fn carry_out(id: PeerId, meant: &mut Meant, at: &mut At<'_>) {
                     there += 1;
                 }
                 Err(PlaceError::Full) => {
+                    let _ = at.low.place_flow(at.now, flow, None, at.base);
                     section.left_out = section.flows.len() - there - ended.len();
                     meant.lacks_room = true;
                     break;

@@ -155,6 +155,11 @@ impl Watch {
         matches!(self.state, State::Quiet | State::Good { .. } | State::Doubt { asked: 0 | 1, .. })
     }
 
+    /// Whether more than one question was asked in vain.
+    pub(super) fn is_doubted(&self) -> bool {
+        matches!(self.state, State::Doubt { asked: 3.., .. } | State::Silent { .. })
+    }
+
     /// Whether it was woken late since this was asked last.
     pub(super) fn take_late(&mut self) -> bool {
         std::mem::take(&mut self.late)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use whimbrel_handshake::PublicKey;
 use whimbrel_protocol::{
-    Carried, Carrier, CommunityEvent, Doubt, Event, JoinFailure, LinkFault, NeighbourProxyStatus, PeerId,
+    Carried, Carrier, CommunityEvent, Doubt, Event, JoinFailure, LinkDoubt, LinkFault, NeighbourProxyStatus, PeerId,
 };
 use whimbrel_wire::{FlowTuple, Transport};
 
@@ -94,7 +94,17 @@ pub(super) fn all() -> Vec<Event> {
         Event::NetworkBack { peer, from: to, to: address, flows: 1 },
         Event::NetworkPreferred { peer, from: address, to, line: 12, flows: 1 },
         Event::FlowsPlaced { peer, from: address, to, line: 12, flows: 2 },
-        Event::FlowsDuplicated { peer, from: address, to, line: 12, flows: 2 },
+        Event::FlowsDuplicated { peer, from: address, to, line: 12, why: LinkDoubt::Overdue, flows: 2 },
+        Event::FlowsDuplicated { peer, from: address, to, line: 12, why: LinkDoubt::Link, flows: 1 },
+        Event::FlowsDuplicated {
+            peer,
+            from: address,
+            to,
+            line: 12,
+            why: LinkDoubt::Fault(LinkFault::Leaving),
+            flows: 1,
+        },
+        Event::FlowsAlone { peer, from: address, line: 12, lasted: Duration::from_millis(7300), flows: 2 },
         Event::FlowsNotPlaced { peer, to, line: 12, flows: 3 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Leaving), flows: 1 },
         Event::NetworkUnfit { peer, from: address, to, fault: Some(LinkFault::Captive), flows: 2 },
