@@ -217,11 +217,13 @@ impl Sides {
     /// flows, where it is confirmed.
     pub(super) fn word(&mut self, known: impl Fn(&u64) -> bool, way: impl Fn(Placement) -> Option<Way>) {
         let Self { own, sequence, .. } = self;
-        // What another one leads by now is left to it.
+        // What another one leads by now is left to it, and what has no path there goes with the others.
         let led: BTreeSet<u64> = own.values().flat_map(|own| own.agreed.intersection(&own.flows)).copied().collect();
+        let leads = own.values().filter(|own| way(own.to).is_some());
+        let awaited: BTreeSet<u64> = leads.flat_map(|own| own.flows.difference(&led)).copied().collect();
         own.retain(|_, own| {
             own.flows.retain(&known);
-            own.leaving.retain(|name| known(name) && !led.contains(name));
+            own.leaving.retain(|name| known(name) && awaited.contains(name));
             let way = way(own.to);
             let all = || own.flows.union(&own.leaving).copied().take(MAX_PLACED).collect();
             let names = way.map_or_else(BTreeSet::new, |_| all());
@@ -408,6 +410,13 @@ mod tests {
         assert_eq!(led(&sides), Some(true));
         sides.word(|_| true, way);
         assert_eq!((led(&sides), sides.own[&1].flows.len() + sides.own[&1].leaving.len()), (Some(true), 0));
+        // Where there is no path it would go with the others, and does.
+        let elsewhere = Placement::at(IpAddr::from([10, 0, 0, 9]));
+        assert!(sides.place(5, Some(elsewhere)));
+        sides.word(|_| true, |to| way(to).filter(|_| to != elsewhere));
+        assert_eq!(led(&sides), None);
+        assert!(sides.place(5, Some(both)));
+        sides.word(|_| true, way);
         // What is over is said to anybody.
         let knows = |to: Placement| way(to).filter(|_| !to.duplicated);
         sides.word(|_| true, knows);
