@@ -235,7 +235,8 @@ impl Host {
     /// Drops what waits for an answer from a link that does not lead to where it is for any more. IPv4 takes whatever a
     /// socket that is bound to a device wants to reach for a neighbour once no route is left there. And of a new
     /// network what waits for a gateway by which no peer is reached: whatever a flow has sent to it goes another way by
-    /// now.
+    /// now. And on a link that has lost its carrier nobody answers, where what is led home may still have gone
+    /// (decision 0120).
     fn release_waiting(&mut self) {
         let Self { routes, addresses, network, next_hops, bindings, ways_out, .. } = self;
         let way =
@@ -243,7 +244,11 @@ impl Host {
         let ways = bindings.iter().filter_map(way).collect();
         let lost = |interface, address| {
             let on_link = network.is_on_link(interface, address);
-            addresses.reaches(address) || !on_link || next_hops.is_beside(network, (interface, address), &ways)
+            let has_carrier = network.link(interface).is_none_or(|link| link.up && link.carrier);
+            addresses.reaches(address)
+                || !on_link
+                || !has_carrier
+                || next_hops.is_beside(network, (interface, address), &ways)
         };
         match routes.give_up_unanswered(lost) {
             Ok(0) => {}
