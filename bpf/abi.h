@@ -396,7 +396,7 @@ enum event_kind {
 	EVENT_FLOW_OPENED = 2, /* `index`: the user whose socket it is */
 	EVENT_FLOW_CLOSED = 3,
 	EVENT_HEARD_NATIVELY = 4,
-	EVENT_FLOW_STALLED = 5,
+	EVENT_FLOW_STALLED = 5, /* `index`: how often the same was sent again, so far */
 	EVENT_ACKNOWLEDGED = 6, /* what the peer has of what was kept for it: `acknowledgement`, and its window in `index` */
 	EVENT_CLAIMED = 7, /* somebody else opens a connection under the names of a moved flow */
 	EVENT_FLOW_OPENING = 8, /* a socket begins to connect; it has no local port yet */

@@ -19,7 +19,7 @@ int BPF_PROG(follow_probes, struct sock *sk)
 
 	(void)ctx;
 	if (tcp && stalled(tcp->inet_conn.icsk_probes_out, 1))
-		report_stalled(tcp);
+		report_stalled(tcp, tcp->inet_conn.icsk_probes_out);
 	return 0;
 }
 

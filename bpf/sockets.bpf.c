@@ -163,7 +163,7 @@ int BPF_PROG(follow_retransmissions, const struct sock *sk)
 	(void)ctx;
 	/* What is lost in a stream that goes on is sent again without the timer, which then has not run out once. */
 	if (tcp && stalled(tcp->inet_conn.icsk_retransmits, 2))
-		report_stalled(tcp);
+		report_stalled(tcp, tcp->inet_conn.icsk_retransmits);
 	return 0;
 }
 

@@ -18,7 +18,7 @@ static __always_inline bool stalled(__u8 attempts, __u8 first)
 }
 
 /* The programs see the sockets of every namespace of the machine. */
-static __always_inline void report_stalled(struct tcp_sock *tcp)
+static __always_inline void report_stalled(struct tcp_sock *tcp, __u8 attempts)
 {
 	const struct settings *settings = get_settings();
 	struct flow_tuple own = {};
@@ -38,6 +38,7 @@ static __always_inline void report_stalled(struct tcp_sock *tcp)
 	__builtin_memset(event, 0, sizeof(*event));
 	event->tuple = own;
 	event->kind = EVENT_FLOW_STALLED;
+	event->index = attempts;
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 }
 

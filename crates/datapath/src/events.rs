@@ -42,7 +42,12 @@ pub enum Event {
     },
     /// The TCP socket of an introduced flow has had no answer to two retransmissions by its timer, or to a probe
     /// (keepalive or zero window). Said again each time that their number has doubled.
-    FlowStalled(FlowTuple),
+    FlowStalled {
+        /// Its own tuple.
+        flow: FlowTuple,
+        /// That number.
+        attempts: u32,
+    },
     /// The peer of a helped flow has acknowledged some of what was kept for it
     /// ([`HelpedPhase::Delivered`](crate::HelpedPhase::Delivered)), or says again what it has.
     Acknowledged {
@@ -173,7 +178,7 @@ impl Event {
                 cookie: raw.nonce,
             }),
             EVENT_FLOW_CLOSED => Some(Self::FlowClosed { flow }),
-            EVENT_FLOW_STALLED => Some(Self::FlowStalled(flow)),
+            EVENT_FLOW_STALLED => Some(Self::FlowStalled { flow, attempts: raw.index }),
             EVENT_ACKNOWLEDGED => Some(Self::Acknowledged {
                 flow,
                 next: raw.acknowledgement,

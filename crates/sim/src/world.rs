@@ -513,11 +513,16 @@ impl World {
         });
     }
 
-    /// Tells the daemon at an end of a flow that the same is sent on it again and again.
+    /// Tells the daemon at an end of a flow that the same has been sent on it again, as often as is told first.
     pub fn stall(&mut self, flow: FlowId, end: usize) {
+        self.stall_on(flow, end, 2);
+    }
+
+    /// The same, when it has been sent again so often.
+    pub fn stall_on(&mut self, flow: FlowId, end: usize, attempts: u32) {
         let (now, Flow { hosts, tuples, .. }) = (self.now, &self.flows[flow.0]);
         let (host, tuple) = (hosts[end], tuples[end]);
-        self.with_node(host, |node| node.handle_flow_stalled(now, tuple));
+        self.with_node(host, |node| node.handle_flow_stalled(now, tuple, attempts));
     }
 
     /// Something else of a host gets what comes under the wire names of a flow's end (P-160).

@@ -2,19 +2,27 @@
 
 use std::time::Duration;
 
-use super::preferred::{SECOND, join_second};
+use super::preferred::{SECOND, join_second, wait_reached_from};
 use super::world::{LONG, RATE, SOME, World, all_run, is_native, site, step};
 use super::{Scenario, scenario};
 use crate::traffic::FlowStatus;
-use crate::{Cut, FlowPair, Lab, Leave, MonoTime, PairOptions, Result, Side, expect, patience, wait_for};
+use crate::{Cut, FlowPair, Lab, Leave, MonoTime, PairOptions, Result, Side, Whimbrel, expect, patience, wait_for};
 
-pub(super) const SCENARIOS: &[Scenario] = &[scenario(
-    "vhf-duplicated",
-    "the first network loses three of ten packets: of a call and a stream that the file has go by both in moments of \
-     doubt next to nothing is lost, and nothing comes twice; another call loses as much as the network does; the first \
-     network falls silent meanwhile; and all is native again when nothing is lost any more",
-    duplicated,
-)];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    scenario(
+        "vhf-duplicated",
+        "the first network loses three of ten packets: of a call and a stream that the file has go by both in moments \
+         of doubt next to nothing is lost, and nothing comes twice; another call loses as much as the network does; \
+         the first network falls silent meanwhile; and all is native again when nothing is lost any more",
+        duplicated,
+    ),
+    scenario(
+        "vhf-lossy",
+        "a laptop that has been elsewhere is back where its first network then loses three of ten packets for long: \
+         neither end takes the losses for a way that is closed to the connections alone, and all is native afterwards",
+        lossy,
+    ),
+];
 
 /// Datagrams a second, in bits as the programs have it.
 const CALL: u64 = 400_000;
@@ -119,6 +127,52 @@ fn duplicated(lab: &mut Lab) -> Result<()> {
     let twice = last.iter().map(|status| status.duplicates).sum::<u64>();
     expect!(twice == 0, "{twice} datagrams came twice");
     other.check()?;
+    stream.finish(LONG)?;
+    all_run(&mut [&mut client, &mut server])?;
+    lab.check_links()
+}
+
+fn lossy(lab: &mut Lab) -> Result<()> {
+    const LASTING: u64 = 1500;
+    let world = World::new(lab, site("a").v4_only(), site("b").v4_only())?;
+    let (to, home) = (world.at_server.ipv4()?, world.at.ipv4()?);
+    let mut client = world.laptop.whimbrel()?;
+    let mut server = world.server.whimbrel()?;
+    let second = join_second(&world, &client)?;
+    let mut call = FlowPair::udp(&world.laptop, &world.server, to, &PairOptions::rate(CALL))?;
+    let mut stream = FlowPair::tcp(&world.laptop, &world.server, to, &PairOptions::rate(CALL))?;
+    for pair in [&call, &stream] {
+        client.wait_introduced(pair, LONG)?;
+    }
+    for there in [second.ipv4()?, home] {
+        client.handoff(Some(there))?;
+        wait_reached_from(&client, there, LONG)?;
+        call.wait_progress(100, LONG)?;
+    }
+    let native = |daemon: &Whimbrel, side, call: &FlowPair, stream: &FlowPair| {
+        [call, stream].iter().try_for_each(|pair| is_native(daemon, side, pair))
+    };
+    native(&client, Side::Client, &call, &stream)?;
+
+    step("the first network loses three of ten packets for long");
+    let access = world.at.access()?;
+    let usual = access.shape(crate::Direction::Up);
+    access.set_both(&usual.clone().with_loss(0.3));
+    call.wait_progress(LASTING, LONG * 3)?;
+
+    step("nothing is lost any more");
+    access.set_both(&usual);
+    wait_for(LONG * 3, "all is native again at both ends", || {
+        let both = native(&client, Side::Client, &call, &stream).and(native(&server, Side::Server, &call, &stream));
+        Ok(both.ok())
+    })?;
+    stream.wait_progress(SOME / 4, LONG)?;
+    let followed = |daemon: &Whimbrel| -> Result<usize> {
+        Ok(daemon.events(0)?.iter().filter(|event| event.kind == "peer-moved").count())
+    };
+    let moves = followed(&client)?;
+    expect!(moves == 0, "the server has said {moves} times that it is elsewhere, and has stayed where it was");
+    call.check()?;
     stream.finish(LONG)?;
     all_run(&mut [&mut client, &mut server])?;
     lab.check_links()

@@ -89,7 +89,7 @@ impl EventLoop {
                 }
             }
             DatapathEvent::HeardNatively { flow } => node.handle_heard_natively(now, flow),
-            DatapathEvent::FlowStalled(flow) => node.handle_flow_stalled(now, flow),
+            DatapathEvent::FlowStalled { flow, attempts } => node.handle_flow_stalled(now, flow, attempts),
             DatapathEvent::Greeted { flow, near_translated, far_translated, .. } => {
                 greeted.push((flow, Greeting { near_translated, far_translated }));
             }

@@ -13,6 +13,7 @@ use crate::base::op::{Carrier, PeerId, StoreOp};
 use crate::base::output::Asked;
 use crate::base::timer::Timer;
 use crate::binding::BindingLayer;
+use crate::flow::stall::Shown;
 use crate::path::challenge::{Awaited, Claim, Said};
 
 impl BindingLayer {
@@ -83,15 +84,17 @@ impl BindingLayer {
             return true;
         }
         if let Some(shown) = peer.path.handle_check(now, token, at.map(|_| observed)) {
-            let stands = peer.flow.stalls().on_answer(now);
+            let of_stalls = peer.flow.stalls().on_answer(now);
             if shown {
                 self.apply_binding(now, id, base);
             }
             self.record_sighting(now, id, at, base);
             self.check_later(now, id, base);
             self.tell_confirmed(id, base);
-            if stands {
-                self.fall_back(now, id, base);
+            match of_stalls {
+                Shown::Nothing => {}
+                Shown::Suspicion => base.set_timer(Timer::Keepalive(id), now),
+                Shown::Standstill => self.fall_back(now, id, base),
             }
             return true;
         }

@@ -54,6 +54,7 @@ impl BindingLayer {
         let pause = peer.path.repeat_after(1).max(Duration::from_millis(least)) * 2u32.pow(tries.min(doublings));
         let silent_since = peer.path.silent_since();
         if tries > 0 {
+            peer.flow.stalls().on_missed();
             base.signal(Signal::Overdue(id));
         }
         if let Some(since) = silent_since {

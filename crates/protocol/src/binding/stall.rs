@@ -13,7 +13,7 @@ use crate::binding::peers::CarrierProbe;
 
 impl BindingLayer {
     /// See [`Node::handle_flow_stalled`](crate::Node::handle_flow_stalled).
-    pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, base: &mut Base) {
+    pub(crate) fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, attempts: u32, base: &mut Base) {
         let Some(entry) = self.flow.flows().entry(&flow).copied() else { return };
         let id = entry.peer;
         if entry.side != 0 && self.check_side(now, id, entry.side, base) {
@@ -29,7 +29,7 @@ impl BindingLayer {
         let native = entry.home == peer.current_places();
         let otherwise = if native { peer.has_moved() } else { peer.binding.carrier != Carrier::Tunnel };
         let able = base.config().carriers.tunnel && peer.has_session();
-        if peer.flow.stalls().record(now, flow) && otherwise && able {
+        if peer.flow.stalls().record(now, flow, attempts) && otherwise && able {
             peer.flow.stalls().suspect(now);
         }
         if peer.flow.is_stalled() {

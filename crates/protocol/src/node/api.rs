@@ -173,10 +173,10 @@ impl Node {
         self.settle(now);
     }
 
-    /// A flow has sent the same for the third time and more, and nobody answers. The checks of the path show whether
-    /// its peer is there (P-45).
-    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple) {
-        self.binding.handle_flow_stalled(now, flow, &mut self.base);
+    /// A flow has sent the same again so often, and nobody answers: told at the second time, or at the first of a
+    /// probe, and whenever that number has doubled. The checks of the path show whether its peer is there (P-45).
+    pub fn handle_flow_stalled(&mut self, now: Time, flow: FlowTuple, attempts: u32) {
+        self.binding.handle_flow_stalled(now, flow, attempts, &mut self.base);
         self.settle(now);
     }
 

@@ -3,10 +3,13 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Config, Event};
-use whimbrel_sim::{Access, Carried, Filter, FlowId, HostId, Kind, Verdict, World};
+use whimbrel_protocol::{Carrier, Config, Event, Time};
+use whimbrel_sim::{Access, Carried, Filter, FlowId, HostId, Kind, Link, Random, Verdict, World};
 
-use crate::common::{AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, introduced, settle_as};
+use crate::common::{
+    AWAY, FURTHER, HOME, INSIDE, SECOND, SERVICE, Two, address, carried, introduced, seeds, settle_as,
+};
+use crate::links::{IDLE, VIGILANT, ms, source, with_two};
 
 const WEEKEND: Duration = Duration::from_secs(72 * 3600);
 const BEAT: Duration = Duration::from_millis(7);
@@ -561,7 +564,7 @@ fn an_address_of_the_other_family_is_chosen_by_hand() {
 fn stall_twice(world: &mut World, flow: FlowId, end: usize) {
     world.stall(flow, end);
     world.run_for(3 * SECOND);
-    world.stall(flow, end);
+    world.stall_on(flow, end, 4);
 }
 
 #[test]
@@ -665,7 +668,7 @@ fn an_outage_of_some_seconds_leads_nothing_into_the_tunnel() {
         settle_as(&mut world, &flows, Carried::Rewritten);
         world.set_cut(away, true);
         // As TCP with a timer of 240 ms would have it told.
-        for (pause, over) in [(720, 720), (2880, 3600), (57_600, 61_200)] {
+        for (attempts, pause, over) in [(2, 720, 720), (4, 2880, 3600), (8, 57_600, 61_200)] {
             let until = outage * 1000;
             if over - pause < until && until <= over {
                 world.run_for(Duration::from_millis(until - (over - pause)));
@@ -675,12 +678,73 @@ fn an_outage_of_some_seconds_leads_nothing_into_the_tunnel() {
                 world.run_for(Duration::from_millis(pause));
             }
             if over - pause <= until {
-                world.stall(flows[0], 0);
-                world.stall(flows[0], 1);
+                world.stall_on(flows[0], 0, attempts);
+                world.stall_on(flows[0], 1, attempts);
             }
         }
         world.run_for(10 * SECOND);
         settle_as(&mut world, &flows, Carried::Rewritten);
+        world.check();
+    }
+}
+
+/// What the timer of a socket of TCP does that sends without a pause, by a path that loses what it sends or the answer.
+struct Timer {
+    attempts: u32,
+    due: Time,
+}
+
+impl Timer {
+    /// Sends what is due. Tells how often the same was sent again, where the kernel would tell the daemon.
+    fn run(&mut self, now: Time, is_lost: bool) -> Option<u32> {
+        const FIRST: Duration = Duration::from_millis(240);
+        if now < self.due {
+            return None;
+        }
+        self.attempts = if is_lost { self.attempts + 1 } else { 0 };
+        self.due = now + FIRST * 2u32.pow(self.attempts);
+        (is_lost && self.attempts >= 2 && self.attempts.is_power_of_two()).then_some(self.attempts)
+    }
+}
+
+#[test]
+fn a_path_that_loses_much_for_long_is_not_taken_for_one_that_is_closed_to_the_flows() {
+    // P-49: they have been elsewhere, so that something on the way might have forgotten them.
+    const LOSS: u32 = 300;
+    for seed in seeds(20, 200) {
+        let mode = if seed % 2 == 0 { IDLE } else { VIGILANT };
+        let (two, flows) = with_two(seed, mode, Link::default());
+        let Two { mut world, client, server, home, .. } = two;
+        world.tracing = false;
+        world.set_beat(Some(ms(20)));
+        world.run_for(2 * SECOND);
+        for there in [AWAY, HOME] {
+            world.hand_off(client, Some(there));
+            world.run_for(2 * SECOND);
+        }
+        settle_as(&mut world, &flows, Carried::Native);
+
+        let mut chance = Random::new(seed);
+        let mut timers: Vec<_> = (0..4).map(|_| Timer { attempts: 0, due: world.now() + ms(240) }).collect();
+        world.set_link(home, Link { loss: LOSS, ..Link::default() });
+        for _ in 0..6000 {
+            world.run_for(ms(10));
+            let loses = source(&world, client) == Some(address(HOME));
+            for (number, timer) in timers.iter_mut().enumerate() {
+                let is_lost = loses && (chance.permille(LOSS) || chance.permille(LOSS));
+                if let Some(attempts) = timer.run(world.now(), is_lost) {
+                    world.stall_on(flows[number / 2], number % 2, attempts);
+                }
+            }
+        }
+        world.set_link(home, Link::default());
+        let is_native = |w: &World| flows.iter().all(|flow| carried(w, *flow) == [Some(Carried::Native); 2]);
+        assert!(world.wait(60 * SECOND, is_native), "seed {seed}, {mode:?}: {:?}", world.peer(client));
+        let followed = happened(&world, client, |event| matches!(event, Event::PeerMoved { .. }));
+        let tunnelled = |event: &Event| matches!(event, Event::CarrierChanged { carrier: Carrier::Tunnel, .. });
+        let fell = happened(&world, client, tunnelled) + happened(&world, server, tunnelled);
+        assert_eq!((followed, fell), (0, 0), "seed {seed}, {mode:?}: the server has stayed where it was");
+        world.assert_delivering(SECOND);
         world.check();
     }
 }
