@@ -94,9 +94,15 @@ fn an_address_that_is_anothers_is_given_up() {
     let _here = host.enter();
     let mut early = OptimisticAddresses::open(&run.0).unwrap();
     let taken: IpAddr = FAR.parse().unwrap();
-    host.sh(&format!("ip addr add {FAR}/64 dev e0 valid_lft 600 preferred_lft 300"));
-    assert_eq!(early.begin().unwrap(), [taken]);
-    wait("the kernel has given it up", || found(&host, taken).is_none());
+    // The kernel begins to ask after a time that it draws, of up to a second (`addrconf_dad_kick`): its answer may be
+    // here before anybody has seen the address.
+    let begins = || {
+        host.sh(&format!("ip addr add {FAR}/64 dev e0 valid_lft 600 preferred_lft 300"));
+        let begun = early.begin().unwrap();
+        wait("the kernel has given it up", || found(&host, taken).is_none());
+        begun == [taken]
+    };
+    assert!(std::iter::repeat_with(begins).take(5).any(|begun| begun), "the kernel was quicker five times");
     assert_eq!(early.begin().unwrap(), [] as [IpAddr; 0]);
     assert_eq!(host.sh(&format!("ip -6 route show table local {FAR}")).trim(), "", "nothing is taken in for it");
     assert!(found(&other, taken).is_some_and(|one| !one.duplicate), "its owner has it");
