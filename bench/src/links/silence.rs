@@ -158,7 +158,7 @@ impl Laptop {
         let before = self.newest()?;
         let cut = MonoTime::now();
         match how {
-            // The interface stays: to remove one holds the kernel's lock for longer than a hand-off takes.
+            // The interface stays: what its removal takes is the lab's.
             Leave::Carrier => self.first.access()?.cut(Cut::Carrier)?,
             _ => self.host.leave(&self.first, how)?,
         }

@@ -48,7 +48,8 @@ impl DhcpServer {
 const SCRIPT: &str = r#"#!/bin/sh
 case $1 in
 	deconfig) ip -4 addr flush dev "$interface" ;;
-	bound) ip addr replace "$ip/$mask" dev "$interface" && ip route replace default via "$router" dev "$interface" metric "$METRIC" ;;
+	bound) ip addr replace "$ip/$mask" dev "$interface" &&
+		ip route replace default via "$router" dev "$interface" metric "$METRIC" ;;
 esac
 "#;
 

@@ -26,8 +26,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     ),
     scenario(
         "dhcp-conflict",
-        "a network comes that the routes prefer, and its DHCP server gives an address that another host has there, then \
-         one of the network in use, then that of its gateway: what there was before stays and goes on",
+        "a network comes that the routes prefer, and its DHCP server gives an address that another host has there, \
+         then one of the network in use, then that of its gateway: what there was before stays and goes on",
         dhcp_conflict,
     ),
 ];

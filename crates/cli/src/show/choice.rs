@@ -155,7 +155,10 @@ fn of_connections(of: &ConnectionsChoice, choice: &NetworkChoice, trial: bool) -
         });
         all.push((2, match (&duplicate.interface, why) {
             (Some(second), Some(why)) => {
-                format!("The network that they go by is in doubt, since {why}: each of their packets goes by {second} as well.")
+                format!(
+                    "The network that they go by is in doubt, since {why}: each of their packets goes by {second} as \
+                     well."
+                )
             }
             (Some(second), None) => {
                 format!("While the network that they go by is in doubt each of their packets goes by {second} as well.")

@@ -137,7 +137,7 @@ kinds! {
     /// connections that go by it go by that of `to` as well. `because`: `overdue` (answers are), `link` (layer 2 says
     /// so), `leaving`, `captive`. Told once in 20 seconds at the most.
     ConnectionsDuplicated = "connections-duplicated" (peer, from, to, line, because, flows);
-    /// The doubt is over that was told of: they go by one network alone again.
+    /// The doubt is over that was told of, or its network was left: they go by one network alone again.
     ConnectionsAlone = "connections-alone" (peer, from, line, lasted_ms, flows);
     /// So many of the connections that the `[[prefer]]` section in this line means have no room on the network of `to`,
     /// or there is none for another network: they go with the others of the peer.

@@ -134,12 +134,12 @@ reports! {
          of {from}", connections(*flows);
     Event::FlowsDuplicated { peer, from, to, line, why, flows } =>
         ConnectionsDuplicated { peer, from, to, line, because: of_link(*why).0, flows }
-        "the network of {from} is in doubt, since {}: line {line} of the configuration has {} with peer {peer} go by that \
-         of {to} as well", of_link(*why).1, connections(*flows);
+        "the network of {from} is in doubt, since {}: line {line} of the configuration has {} with peer {peer} go by \
+         that of {to} as well", of_link(*why).1, connections(*flows);
     Event::FlowsAlone { peer, from, line, lasted, flows } =>
         ConnectionsAlone { peer, from, line, lasted_ms: lasted, flows }
-        "nothing has spoken against the network of {from} for a while: {} with peer {peer} that line {line} of the \
-         configuration means go by one network again, after {}", connections(*flows), measured(*lasted);
+        "{} with peer {peer} that line {line} of the configuration means: to go by one network again after {}",
+        connections(*flows), measured(*lasted);
     Event::FlowsNotPlaced { peer, to, line, flows } =>
         ConnectionsNotPlaced { peer, to, line, flows }
         "{} with peer {peer} that line {line} of the configuration means cannot go by the network of {to} as well: \

@@ -233,11 +233,11 @@ pub enum Event {
         /// How many they are.
         flows: usize,
     },
-    /// The doubt is over that was told of: single flows go by one network again.
+    /// The doubt is over that was told of, or its network was left: single flows go by one network again.
     FlowsAlone {
         /// The peer.
         peer: PeerId,
-        /// Our address on the network that was in doubt.
+        /// Our address on the network that they are to go by.
         from: IpAddr,
         /// The line of the section that means them, from 1.
         line: u32,

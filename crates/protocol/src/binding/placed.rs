@@ -144,7 +144,7 @@ pub(super) enum Heard {
 impl Sides {
     /// Whether a path is to be kept ready from there.
     pub(crate) fn keeps_from(&self, address: IpAddr) -> bool {
-        self.own.values().any(|own| own.to.from == address && !own.flows.is_empty())
+        self.own.values().any(|own| own.to.from == address && !(own.flows.is_empty() && own.leaving.is_empty()))
     }
 
     pub(super) fn is_idle(&self) -> bool {

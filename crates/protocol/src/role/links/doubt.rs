@@ -41,7 +41,8 @@ impl LinksRole {
     ) -> Option<Placement> {
         let apart = section.at.filter(|at| at.link != here.link);
         let own = apart.unwrap_or(here);
-        let before = section.doubt.filter(|doubt| doubt.of == own.link);
+        let former = section.doubt;
+        let before = former.filter(|doubt| doubt.of == own.link);
         let second = self.second(id, wish, own, here, candidates, before.map(|doubt| doubt.beside), at);
         let sign = second.and_then(|_| self.sign(id, own, here, at));
         let why = sign.and_then(|sign| section.judge(at.now, sign, before.is_some()));
@@ -55,16 +56,15 @@ impl LinksRole {
             (None, _) => None,
         });
         let (peer, line, from, flows) = (id, wish.line, own.address, section.flows.len());
-        match (before, section.doubt.zip(second)) {
-            (None, Some((Doubt { told: true, why, .. }, second))) => {
-                section.doubt_told = Some(at.now);
-                at.base.event(Event::FlowsDuplicated { peer, from, to: second.address, line, why, flows });
-            }
-            (Some(Doubt { told: true, begun, .. }), None) => {
-                let lasted = at.now.since(begun);
-                at.base.event(Event::FlowsAlone { peer, from, line, lasted, flows });
-            }
-            _ => {}
+        // It is over as well where its network was left.
+        let goes_on = |of: &Doubt| section.doubt.is_some_and(|doubt| doubt.of == of.of);
+        if let Some(Doubt { begun, .. }) = former.filter(|former| former.told && !goes_on(former)) {
+            let lasted = at.now.since(begun);
+            at.base.event(Event::FlowsAlone { peer, from, line, lasted, flows });
+        }
+        if let (None, Some((Doubt { told: true, why, .. }, second))) = (before, section.doubt.zip(second)) {
+            section.doubt_told = Some(at.now);
+            at.base.event(Event::FlowsDuplicated { peer, from, to: second.address, line, why, flows });
         }
         let duplicated = section.doubt.is_some();
         match (apart, second.filter(|_| duplicated)) {
@@ -111,7 +111,7 @@ impl LinksRole {
         }
         let paths = at.low.path().paths(&id)?;
         let kept = |link: LinkId| paths.kept().find(|kept| kept.attachment.link == link).map(|kept| kept.id);
-        let path: Option<PathId> = if own.link == here.link { None } else { kept(own.link) };
+        let path: Option<PathId> = if own.link == here.link { None } else { Some(kept(own.link)?) };
         let is_silent = self.peers.get(&id).is_some_and(|watched| watched.watch.is_doubted());
         if path.is_none() && is_silent {
             return Some(Sign::Certain(LinkDoubt::Overdue));
