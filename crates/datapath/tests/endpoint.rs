@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use support::packet::{Packet, TCP, UDP, icmp};
-use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, is_root, run, run_on, tun, veth};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, SHOT, counter, index, is_root, run, run_on, tun, veth};
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Delivery, Endpoint, FlowEntry, HelpedFlow, HelpedPhase, Lent, LentEnd, LocatorPair,
     Role, Unknown,
@@ -73,17 +73,6 @@ impl Net {
 fn sends_what_fits(host: &Namespace, [v4, v6]: [&str; 2]) {
     host.run(&format!("ip route replace default via {v4} mtu 1300 advmss 1460"));
     host.run(&format!("ip -6 route replace default via {v6} mtu 1300 advmss 1440"));
-}
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
-fn counter(datapath: &Datapath, name: &str) -> u64 {
-    let counters = datapath.counters().expect("counters");
-    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
 }
 
 /// An endpoint namespace of the namespace that the thread is in, and the index of its outer end.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use support::pair::{binding, entry, wait};
-use support::{Bpffs, Namespace, is_root, veth};
+use support::{Bpffs, Namespace, counter, index, is_root, veth};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Home, LocatorPair, Role};
 use whimbrel_wire::{BindingId, FlowTuple, PeerId};
 
@@ -54,17 +54,6 @@ impl Net {
     fn astray(&self) -> bool {
         !self.router.run("nft list counters").contains("packets 0 ")
     }
-}
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
-fn counter(datapath: &Datapath, name: &str) -> u64 {
-    let counters = datapath.counters().expect("counters");
-    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
 }
 
 /// One byte there and one back.

@@ -4,7 +4,7 @@ mod support;
 
 use std::process::Command;
 
-use support::{Bpffs, Namespace, is_root, tun};
+use support::{Bpffs, Namespace, index, is_root, tun};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Features, HelpedFlow, HelpedPhase, LocatorPair, Role, features};
 use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
@@ -16,12 +16,6 @@ fn pins(directory: &std::path::Path) -> Vec<String> {
     names.retain(|name| name.contains('-'));
     names.sort();
     names
-}
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 fn takes_over(tcx: bool) {

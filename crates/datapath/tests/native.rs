@@ -9,23 +9,12 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use support::pair::{Pair, binding, wait};
-use support::{Namespace, is_root};
+use support::{Namespace, counter, index, is_root};
 use whimbrel_datapath::{Binding, Carrier, Datapath, LocatorPair, Role};
 use whimbrel_wire::{BindingId, PeerId};
 
 const BINDING: BindingId = BindingId::first(PeerId(7));
 const CONNECTIONS: usize = 20;
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
-fn counter(datapath: &Datapath, name: &str) -> u64 {
-    let counters = datapath.counters().expect("counters");
-    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
-}
 
 /// A number of `/proc/net/netstat` of the namespace that the calling thread is in.
 fn statistic(name: &str) -> u64 {

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use support::{Bpffs, Namespace, is_root, tun, veth};
+use support::{Bpffs, Namespace, counter, index, is_root, tun, veth};
 use whimbrel_datapath::{Binding, Carrier, Datapath, Delivery, FlowEntry, LocatorPair, Role};
 use whimbrel_wire::{BindingId, FlowTuple, PeerId, Transport};
 
@@ -98,17 +98,6 @@ fn exchange(stream: &mut TcpStream, seed: u32) {
     stream.read_exact(&mut received).expect("the block comes back");
     writing.join().expect("the writer ends");
     assert!(received == sent, "the block came back changed");
-}
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
-fn counter(datapath: &Datapath, name: &str) -> u64 {
-    let counters = datapath.counters().expect("counters");
-    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
 }
 
 struct Host {

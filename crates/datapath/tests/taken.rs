@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use support::packet::{Packet, TCP, UDP, icmp};
 use support::pair::wait;
-use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, is_root, run, run_on, tun, veth};
+use support::{Bpffs, NEXT, Namespace, Outcome, REDIRECT, index, is_root, run, run_on, tun, veth};
 use whimbrel_datapath::{
     Binding, Carrier, Datapath, Delivery, Endpoint, FlowEntry, Lent, LentEnd, LocatorPair, Unknown,
 };
@@ -571,12 +571,6 @@ fn sockets_in_endpoint_namespaces_keep_their_names() {
         drop(_inside);
         wait(|| fixture.ingress(&fixture.wire_in(UDP).bytes()).mark == MARK);
     });
-}
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// An anchor's ports that are on lease, and those of a socket that has moved away.

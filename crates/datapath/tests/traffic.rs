@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use support::is_root;
 use support::pair::{Pair, binding, entry, wait};
+use support::{index, is_root};
 use whimbrel_datapath::{Carrier, Datapath, Event, LocatorPair, Most, Role};
 use whimbrel_wire::{BindingId, PeerId};
 
@@ -15,12 +15,6 @@ const PORT: u16 = 2031;
 const ANSWER: Duration = Duration::from_millis(20);
 /// Longer than it takes until something would be overdue that took no time before.
 const LONG: Duration = Duration::from_millis(200);
-
-fn index(name: &str) -> u32 {
-    let name = std::ffi::CString::new(name).expect("no zero in it");
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
 
 fn between(pair: (&str, &str)) -> LocatorPair {
     let [local, peer] = [pair.0, pair.1].map(|address| address.parse::<IpAddr>().expect("an address"));

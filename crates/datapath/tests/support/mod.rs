@@ -13,8 +13,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use whimbrel_datapath::Datapath;
+
 /// How long a condition is waited for before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The index of an interface of the namespace that the calling thread is in; 0: there is none.
+pub(crate) fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// What the programs have counted so far under this name.
+pub(crate) fn counter(datapath: &Datapath, name: &str) -> u64 {
+    let counters = datapath.counters().expect("counters");
+    counters.iter().find(|(known, _)| *known == name).expect("a known counter").1
+}
 
 /// False, loudly, when the tests cannot run for want of privileges.
 pub(crate) fn is_root() -> bool {

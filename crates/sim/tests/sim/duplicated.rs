@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use whimbrel_protocol::{Event, LinkFacts, LinkRules, LinkWish};
+use whimbrel_protocol::{Event, LinkFacts, LinkRules, LinkWish, SilenceMode};
 use whimbrel_sim::{FlowId, HostId, Link, Verdict, World};
 
 use crate::common::{AWAY, HOME, SECOND, Two, address};
@@ -14,6 +14,15 @@ const LOSSY: Link = Link { delay: ms(5), jitter: Duration::ZERO, loss: 300, dupl
 /// A section of single flows that go by two networks in moments of doubt.
 fn duplicating(rules: LinkRules) -> LinkWish {
     LinkWish { line: 3, of_flows: true, duplicate: true, rules, ..LinkWish::default() }
+}
+
+/// A client with two networks and flows that both ends send on, of which such a section means the first.
+fn with_one_meant(seed: u64, mode: SilenceMode) -> (Two, Vec<FlowId>) {
+    let (mut two, flows) = with_two(seed, mode, Link::default());
+    two.world.set_beat(Some(ms(20)));
+    two.world.set_link_wishes(two.client, vec![duplicating(LinkRules::default())]);
+    two.world.meet_conditions(flows[0], 0, &[3]);
+    (two, flows)
 }
 
 /// Whether each end sends all of a flow by two ways.
@@ -103,10 +112,7 @@ fn either_network_may_go_while_flows_go_by_both() {
 #[test]
 fn a_section_has_its_flows_go_by_two_networks_as_long_as_one_is_in_doubt() {
     for (seed, mode) in [(3120, VIGILANT), (3121, IDLE), (3122, VIGILANT), (3123, IDLE)] {
-        let (Two { mut world, client, home, .. }, flows) = with_two(seed, mode, Link::default());
-        world.set_beat(Some(ms(20)));
-        world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
-        world.meet_conditions(flows[0], 0, &[3]);
+        let (Two { mut world, client, home, .. }, flows) = with_one_meant(seed, mode);
         world.run_for(30 * SECOND);
         assert!(is_back(&world, flows[0]) && told(&world, client) == 0, "seed {seed}: nothing is in doubt");
         world.set_link(home, LOSSY);
@@ -214,10 +220,7 @@ fn flows_that_go_apart_go_by_the_network_in_use_as_well_where_their_own_is_in_do
 #[test]
 fn nothing_is_done_for_a_flow_that_has_ended_in_a_moment_of_doubt() {
     for mode in [VIGILANT, IDLE] {
-        let (Two { mut world, client, home, .. }, flows) = with_two(3150, mode, Link::default());
-        world.set_beat(Some(ms(20)));
-        world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
-        world.meet_conditions(flows[0], 0, &[3]);
+        let (Two { mut world, client, home, .. }, flows) = with_one_meant(3150, mode);
         world.run_for(10 * SECOND);
         world.set_link(home, LOSSY);
         assert!(world.wait(15 * SECOND, |w| is_duplicated(w, flows[0])));
@@ -249,10 +252,7 @@ fn the_word_of_a_doubt_goes_by_the_other_network_as_well() {
 #[test]
 fn what_any_network_loses_now_and_then_is_no_doubt() {
     for (seed, mode) in [(3181, VIGILANT), (3182, IDLE), (3183, VIGILANT), (3184, IDLE)] {
-        let (Two { mut world, client, home, .. }, flows) = with_two(seed, mode, Link::default());
-        world.set_beat(Some(ms(20)));
-        world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
-        world.meet_conditions(flows[0], 0, &[3]);
+        let (Two { mut world, home, .. }, flows) = with_one_meant(seed, mode);
         world.run_for(60 * SECOND);
         world.set_link(home, Link { loss: 3, ..LOSSY });
         let (mut changes, mut last, mut by_both) = (0, false, 0);
@@ -291,10 +291,7 @@ fn a_peer_that_is_gone_is_asked_more_and_more_rarely() {
 
 #[test]
 fn by_hand_counts_more() {
-    let (Two { mut world, client, home, .. }, flows) = with_two(3195, VIGILANT, Link::default());
-    world.set_beat(Some(ms(20)));
-    world.set_link_wishes(client, vec![duplicating(LinkRules::default())]);
-    world.meet_conditions(flows[0], 0, &[3]);
+    let (Two { mut world, client, home, .. }, flows) = with_one_meant(3195, VIGILANT);
     world.run_for(10 * SECOND);
     world.hand_off(client, Some(HOME));
     world.set_link_facts(client, &[(home, LinkFacts { doubtful: true, ..LinkFacts::default() })]);
