@@ -84,7 +84,14 @@ fn dhcp_conflict(lab: &mut Lab) -> Result<()> {
     let taken = Ipv4Addr::new(203, 0, 113, 77);
     let other = lab.host("other")?;
     other.join(&world.b.network, &Join { address_v4: Some(taken), v6: false, ..Join::by("wlan0") })?;
-    // So that the router has it in its cache: it asks nobody whose the address is.
+    // The router holds to who had the address first: else whoever it has heard of last has a network that works.
+    let shown = other.ip_output("-o link show dev wlan0")?;
+    let hardware = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+    let hardware = hardware.ok_or_else(|| Error::Usage(format!("no hardware address in {shown}")))?;
+    world
+        .b
+        .router
+        .ip([format!("neigh replace {taken} lladdr {hardware} dev {} nud permanent", world.b.network.bridge())])?;
     let mut theirs = FlowPair::tcp(&other, &world.server, world.at_server.ipv4()?, &PairOptions::rate(RATE / 8))?;
     theirs.wait_progress(SOME / 8, LONG)?;
     world.laptop.join(&world.b.network, &Join { v4: false, v6: false, ..Join::by("eth0") })?;
